@@ -1,0 +1,456 @@
+"""The vocabulary: what moves through the library, and its canonical bytes.
+
+Pure: no I/O, no clock, no randomness. Everything that holds evidence keeps it out of its ``repr``.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from evidence_archive.errors import FormatError
+
+__all__ = [
+    "Content",
+    "Encoded",
+    "Facts",
+    "Limits",
+    "Principal",
+    "Provenance",
+    "Receipt",
+    "Restored",
+    "ResultInfo",
+    "SessionStats",
+    "Target",
+    "ToolCall",
+    "canonical_id",
+    "ce",
+    "ce_read",
+    "decode_exact",
+    "encode_exact",
+    "format_result_id",
+    "format_time",
+    "parse_result_id",
+]
+
+Content = str | list[Any]
+"""What a tool message holds: text, or a list of parts (dicts)."""
+
+FIELD_BYTES_MAX = 1024
+"""Strings longer than this stand in canonical encodings as ``sha256:`` and 64 hex digits."""
+
+NAME_CHARS_MAX = 256
+"""Longest org, subject, role or session id, in characters."""
+
+_ABSENT = b"\xff\xff\xff\xff"
+_RESULT_ID = re.compile(r"r([1-9][0-9]{0,17})", re.ASCII)
+
+
+# --- identifiers ------------------------------------------------------------------------------------------------
+
+
+def format_result_id(number: int) -> str:
+    """The result ID of a number: ``r7`` for 7."""
+    return f"r{number}"
+
+
+def parse_result_id(text: object) -> int:
+    """The number in a result ID: 7 for ``"r7"``.
+
+    Args:
+        text: must be a ``str`` that matches ``r[1-9][0-9]*`` exactly, of at most 19 characters.
+
+    Raises:
+        FormatError: it is anything else (a number, ``"R7"``, ``"r07"``, surrounding blanks).
+    """
+    match = _RESULT_ID.fullmatch(text) if type(text) is str else None
+    if match is None:
+        raise FormatError("A result ID is a string such as 'r7': the letter r and a number from 1.")
+    return int(match[1])
+
+
+def checked_name(value: object, what: str) -> str:
+    """The value itself, once it is fit to be an opaque identifier (org, subject, role, session id).
+
+    Args:
+        value: a ``str`` of 1 to 256 characters, encodable as UTF-8, without control characters. Nothing else about
+            it is interpreted: ``"a/../b"`` is just a name.
+        what: how the error calls it.
+
+    Raises:
+        FormatError: it is not such a string.
+    """
+    if type(value) is not str or not 1 <= len(value) <= NAME_CHARS_MAX:
+        raise FormatError(f"The {what} must be a string of 1 to {NAME_CHARS_MAX} characters.")
+    if any(ord(char) < 32 or 0x7F <= ord(char) < 0xA0 or 0xD800 <= ord(char) < 0xE000 for char in value):
+        raise FormatError(f"The {what} must not contain control characters or lone surrogates.")
+    return value
+
+
+def canonical_id(text: str) -> bytes:
+    """The bounded bytes of a provider's id: UTF-8 (``surrogatepass``), or ``sha256:`` hex above 1 KiB."""
+    data = text.encode("utf-8", "surrogatepass")
+    if len(data) > FIELD_BYTES_MAX:
+        return b"sha256:" + hashlib.sha256(data).hexdigest().encode()
+    return data
+
+
+def format_time(time_us: int) -> str:
+    """A time as ``2026-11-30T01:02:03Z``; fractions of a second are cut.
+
+    Args:
+        time_us: microseconds since 1970-01-01 UTC.
+    """
+    return datetime.fromtimestamp(time_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# --- canonical encoding -----------------------------------------------------------------------------------------
+
+
+def ce(*fields: str | bytes | int | None) -> bytes:
+    """The canonical encoding of a list of fields, which no other list shares.
+
+    For every field ``u32be(length) | bytes``; absent is ``FFFFFFFF``; integers are decimal ASCII; strings are UTF-8
+    with ``surrogatepass``, above 1 KiB as ``sha256:`` and hex; bytes stand as they are. Source: docs/architecture.md.
+
+    Args:
+        fields: each at most 2**32 - 2 bytes long once encoded. ``bool`` counts as an integer.
+    """
+    out = []
+    for value in fields:
+        if value is None:
+            out.append(_ABSENT)
+            continue
+        if type(value) is bytes:
+            data = value
+        elif isinstance(value, str):
+            data = canonical_id(value)
+        elif isinstance(value, int):
+            data = b"%d" % value
+        else:
+            data = bytes(value)
+        out.append(len(data).to_bytes(4, "big"))
+        out.append(data)
+    return b"".join(out)
+
+
+def ce_read(data: bytes) -> list[bytes | None]:
+    """The fields of a canonical encoding, as bytes; the inverse of :func:`ce` up to types.
+
+    Raises:
+        FormatError: a length runs past the end.
+    """
+    fields: list[bytes | None] = []
+    at = 0
+    while at < len(data):
+        head = data[at : at + 4]
+        at += 4
+        if head == _ABSENT:
+            fields.append(None)
+            continue
+        size = int.from_bytes(head, "big")
+        if len(head) < 4 or at + size > len(data):
+            raise FormatError("A canonical encoding is cut short.")
+        fields.append(data[at : at + size])
+        at += size
+    return fields
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The exact bytes of a content and how to read them back (``text`` or ``parts``)."""
+
+    data: bytes = field(repr=False)
+    encoding: str
+
+
+def encode_exact(content: object) -> Encoded | None:
+    """The exact bytes of a content, or ``None`` when it would not come back equal in type and value.
+
+    A ``str`` becomes UTF-8 with ``surrogatepass``; a list of parts becomes compact ASCII JSON with its key order.
+    Not eligible, hence ``None``: other types and subclasses, NaN and infinities, tuples, keys that are not strings,
+    surrogates that JSON would join, nesting too deep to encode.
+
+    Args:
+        content: what a tool message holds.
+    """
+    if type(content) is str:
+        return Encoded(content.encode("utf-8", "surrogatepass"), "text")
+    if type(content) is not list:
+        return None
+    try:
+        data = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+        if not _same(json.loads(data), content):
+            return None
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return Encoded(data, "parts")
+
+
+def decode_exact(data: bytes, encoding: str) -> Content:
+    """The content that :func:`encode_exact` took apart, equal in type and value.
+
+    Args:
+        data: the exact bytes.
+        encoding: ``text`` or ``parts``.
+
+    Raises:
+        FormatError: the encoding is unknown, or the bytes are not in it.
+    """
+    try:
+        if encoding == "text":
+            return data.decode("utf-8", "surrogatepass")
+        if encoding == "parts":
+            content = json.loads(data)
+            if type(content) is list:
+                return content
+    except (ValueError, RecursionError) as error:
+        raise FormatError("An original is not in the encoding its envelope names.") from error
+    raise FormatError("An original is in an encoding this version does not know.")
+
+
+def _same(left: object, right: object) -> bool:
+    """Equality in type and value, which ``==`` is not (``True == 1 == 1.0``, ``0.0 == -0.0``)."""
+    if type(left) is not type(right):
+        return False
+    if type(left) is dict and type(right) is dict:
+        return (
+            len(left) == len(right)
+            and all(type(key) is str for key in right)
+            and list(left) == list(right)
+            and all(_same(value, right[key]) for key, value in left.items())
+        )
+    if type(left) is list and type(right) is list:
+        return len(left) == len(right) and all(map(_same, left, right))
+    if type(left) is float:
+        return repr(left) == repr(right)
+    return left == right
+
+
+# --- who, what --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks; the host vouches for it.
+
+    Args:
+        org: tenant; nothing of one org is ever visible in another.
+        subject: the person or agent; the first one to open a session owns it.
+        roles: names that ``[[restore]]`` rules of the policy refer to.
+
+    Raises:
+        FormatError: a name is empty, longer than 256 characters, or holds control characters.
+    """
+
+    org: str
+    subject: str
+    roles: frozenset[str] = frozenset()
+
+    def __init__(self, org: str, subject: str, roles: Iterable[str] = ()) -> None:
+        if isinstance(roles, str):
+            raise FormatError("Roles must be a set of strings, not one string.")
+        object.__setattr__(self, "org", checked_name(org, "org"))
+        object.__setattr__(self, "subject", checked_name(subject, "subject"))
+        object.__setattr__(self, "roles", frozenset(checked_name(role, "role") for role in roles))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool by the model.
+
+    Args:
+        id: the provider's id; metadata only: it may be empty, reused or very long.
+        name: the tool's name as called.
+        arguments: the arguments as the provider sent them, usually JSON text.
+    """
+
+    id: str
+    name: str
+    arguments: object = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a policy may decide on; all of it from trusted places, never from the words of the result.
+
+    Args:
+        tools: the tool's name as called, and the name on the result where it differs. At least one.
+        sensitivity: labels the host attached.
+        kind: kind the host attached.
+        size_chars: size of the content in characters.
+        age_turns: assistant messages after the result.
+        text: the result's text, for ``content`` patterns, which can only make a decision stricter; ``None`` when it
+            is not at hand.
+    """
+
+    tools: tuple[str, ...]
+    sensitivity: frozenset[str] = frozenset()
+    kind: str | None = None
+    size_chars: int = 0
+    age_turns: int = 0
+    text: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds a policy may set; nothing in the library is unbounded. The unit stands last in each name."""
+
+    label_chars_min: int = 800
+    note_chars_max: int = 2_000
+    batch_items_max: int = 100
+    original_bytes_max: int = 64 * 1024 * 1024
+    restore_tokens_max: int = 20_000
+    restores_per_turn_max: int = 8
+    pattern_matches_max: int = 200
+    view_wait_ms_max: int = 1_000
+    store_wait_ms_max: int = 5_000
+    store_failures_max: int = 3
+    suspension_seconds: int = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where an original comes from.
+
+    Args:
+        org, session_id, result_id: its place.
+        tool_name: as called; empty when the host archived a result without a call.
+        tool_call_id: the provider's, bounded (``sha256:`` hex above 1 KiB).
+        kind, sensitivity: what the host attached.
+        media_type: ``text/plain`` or ``application/json`` (a list of parts).
+        observed_at_us: microseconds since 1970-01-01 UTC.
+        observed_by: ``host`` when the host said when, ``first_view`` when it is the time of the first view.
+    """
+
+    org: str
+    session_id: str
+    result_id: str
+    tool_name: str
+    tool_call_id: str
+    kind: str | None
+    sensitivity: tuple[str, ...]
+    media_type: str
+    observed_at_us: int
+    observed_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """An exact original, or an exact part of one.
+
+    Args:
+        content: equal in type and value to what the tool said (a ``str`` when it is a part).
+        provenance: where it comes from.
+        sha256: hex digest of the exact bytes of the *whole* original, checked before release.
+        size_bytes: of the whole original.
+        part: which part this is, in words, or ``None`` for the whole.
+    """
+
+    content: Any = field(repr=False)
+    provenance: Provenance
+    sha256: str
+    size_bytes: int
+    part: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a batch did, or would have done, with one result.
+
+    Args:
+        result_id: as named in the batch.
+        status: ``ok``, ``unknown``, ``duplicate``, ``protected``, ``already_archived``, ``unread``, ``blank_note``,
+            ``note_too_long``, ``not_smaller`` or ``not_eligible``.
+        reason: one sentence: which rule, what to do instead.
+        tokens: size of the original, 0 where unknown.
+    """
+
+    result_id: str
+    status: str
+    reason: str = ""
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A committed batch.
+
+    Args:
+        batch_id: 32 hex digits, also in the audit log.
+        targets: every result of the batch, in its order, all with status ``ok``.
+        tokens_before, tokens_after: of the originals, and of the notes that stand for them.
+        tokens_estimated: whether the counter only estimates.
+        replayed: the same batch was accepted before, and this is its receipt.
+    """
+
+    batch_id: str
+    targets: tuple[Target, ...]
+    tokens_before: int
+    tokens_after: int
+    tokens_estimated: bool
+    replayed: bool = False
+
+    @property
+    def result_ids(self) -> tuple[str, ...]:
+        """The archived results, in the batch's order."""
+        return tuple(target.result_id for target in self.targets)
+
+    @property
+    def tokens_saved(self) -> int:
+        """What each later request is shorter by; the call and its receipt are not yet subtracted."""
+        return self.tokens_before - self.tokens_after
+
+
+@dataclass(frozen=True, slots=True)
+class ResultInfo:
+    """One result of a session, as ``session.results()`` lists it.
+
+    Args:
+        id: result ID.
+        tool: name as called.
+        tokens: size of the original.
+        state: ``live`` or ``archived``.
+        protected_by: id of the policy rule that keeps it in view, or ``None``.
+        restored_from: result ID of the original this is a copy of, or ``None``.
+        observed_at: UTC, ``2026-11-30T01:02:03Z``.
+    """
+
+    id: str
+    tool: str
+    tokens: int
+    state: str
+    protected_by: str | None
+    restored_from: str | None
+    observed_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStats:
+    """What a dashboard needs of a session.
+
+    Args:
+        requests: views made by this object.
+        window_tokens: tokens of the newest view, 0 before the first.
+        tokens_estimated: whether these are estimates.
+        results, archived: registered results, and how many of them are archived.
+        batches: accepted batches, over the session's life.
+        restores: granted restores, over the session's life.
+        tokens_saved: what the newest request is shorter by for all accepted batches.
+        suspended: why archiving is suspended, or ``None``.
+        outage: whether the newest view had to do without the store.
+    """
+
+    requests: int
+    window_tokens: int
+    tokens_estimated: bool
+    results: int
+    archived: int
+    batches: int
+    restores: int
+    tokens_saved: int
+    suspended: str | None
+    outage: bool
