@@ -1,0 +1,161 @@
+"""A reversible archive for the tool results of LLM agents.
+
+Everything public is importable from here and loaded on first use: importing the package loads neither the database
+layer nor the tokenizer.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from evidence_archive.aio import AsyncArchive, AsyncSession
+    from evidence_archive.archive import Archive
+    from evidence_archive.errors import (
+        AuditBrokenError,
+        BatchRejectedError,
+        EvidenceArchiveError,
+        FormatError,
+        HeldError,
+        IntegrityError,
+        KeyNotFoundError,
+        KeyringError,
+        MessageShapeError,
+        MisuseError,
+        NotAvailableError,
+        PolicyError,
+        RetentionError,
+        SealBrokenError,
+        ShreddedError,
+        StoreBusyError,
+        StoreError,
+        StoreUnavailableError,
+        UnsupportedVersionError,
+        WrongKeyError,
+    )
+    from evidence_archive.keys import EnvironmentKeys, FileKeys
+    from evidence_archive.model import (
+        Facts,
+        Limits,
+        Principal,
+        Provenance,
+        Receipt,
+        Restored,
+        ResultInfo,
+        SessionStats,
+        Target,
+        ToolCall,
+    )
+    from evidence_archive.policy import Policy
+    from evidence_archive.ports import Clock, KeyProvider, Store, TokenCounter
+    from evidence_archive.session import Session
+    from evidence_archive.tokens import TiktokenCounter
+
+_HOMES = {
+    "aio": ("AsyncArchive", "AsyncSession"),
+    "archive": ("Archive",),
+    "errors": (
+        "AuditBrokenError",
+        "BatchRejectedError",
+        "EvidenceArchiveError",
+        "FormatError",
+        "HeldError",
+        "IntegrityError",
+        "KeyNotFoundError",
+        "KeyringError",
+        "MessageShapeError",
+        "MisuseError",
+        "NotAvailableError",
+        "PolicyError",
+        "RetentionError",
+        "SealBrokenError",
+        "ShreddedError",
+        "StoreBusyError",
+        "StoreError",
+        "StoreUnavailableError",
+        "UnsupportedVersionError",
+        "WrongKeyError",
+    ),
+    "keys": ("EnvironmentKeys", "FileKeys"),
+    "model": (
+        "Facts",
+        "Limits",
+        "Principal",
+        "Provenance",
+        "Receipt",
+        "Restored",
+        "ResultInfo",
+        "SessionStats",
+        "Target",
+        "ToolCall",
+    ),
+    "policy": ("Policy",),
+    "ports": ("Clock", "KeyProvider", "Store", "TokenCounter"),
+    "session": ("Session",),
+    "tokens": ("TiktokenCounter",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Archive",
+    "AsyncArchive",
+    "AsyncSession",
+    "AuditBrokenError",
+    "BatchRejectedError",
+    "Clock",
+    "EnvironmentKeys",
+    "EvidenceArchiveError",
+    "Facts",
+    "FileKeys",
+    "FormatError",
+    "HeldError",
+    "IntegrityError",
+    "KeyNotFoundError",
+    "KeyProvider",
+    "KeyringError",
+    "Limits",
+    "MessageShapeError",
+    "MisuseError",
+    "NotAvailableError",
+    "Policy",
+    "PolicyError",
+    "Principal",
+    "Provenance",
+    "Receipt",
+    "Restored",
+    "ResultInfo",
+    "RetentionError",
+    "SealBrokenError",
+    "Session",
+    "SessionStats",
+    "ShreddedError",
+    "Store",
+    "StoreBusyError",
+    "StoreError",
+    "StoreUnavailableError",
+    "Target",
+    "TiktokenCounter",
+    "TokenCounter",
+    "ToolCall",
+    "UnsupportedVersionError",
+    "WrongKeyError",
+    "__version__",
+]
+
+try:
+    __version__ = version("evidence-archive")
+except PackageNotFoundError:  # pragma: no cover - a source tree that was never installed
+    __version__ = "0.0.0"
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
