@@ -29,11 +29,13 @@ __all__ = [
     "canonical_id",
     "ce",
     "ce_read",
+    "checked_name",
     "decode_exact",
     "encode_exact",
     "format_result_id",
     "format_time",
     "parse_result_id",
+    "same_value",
 ]
 
 Content = str | list[Any]
@@ -183,7 +185,7 @@ def encode_exact(content: object) -> Encoded | None:
         return None
     try:
         data = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode("ascii")
-        if not _same(json.loads(data), content):
+        if not same_value(json.loads(data), content):
             return None
     except (TypeError, ValueError, RecursionError):
         return None
@@ -212,8 +214,12 @@ def decode_exact(data: bytes, encoding: str) -> Content:
     raise FormatError("An original is in an encoding this version does not know.")
 
 
-def _same(left: object, right: object) -> bool:
-    """Equality in type and value, which ``==`` is not (``True == 1 == 1.0``, ``0.0 == -0.0``)."""
+def same_value(left: object, right: object) -> bool:
+    """Whether two contents are equal in type and value, which ``==`` is not (``True == 1 == 1.0``, ``0.0 == -0.0``).
+
+    Args:
+        left, right: what messages hold: text, numbers, lists, dicts with string keys.
+    """
     if type(left) is not type(right):
         return False
     if type(left) is dict and type(right) is dict:
@@ -221,10 +227,10 @@ def _same(left: object, right: object) -> bool:
             len(left) == len(right)
             and all(type(key) is str for key in right)
             and list(left) == list(right)
-            and all(_same(value, right[key]) for key, value in left.items())
+            and all(same_value(value, right[key]) for key, value in left.items())
         )
     if type(left) is list and type(right) is list:
-        return len(left) == len(right) and all(map(_same, left, right))
+        return len(left) == len(right) and all(map(same_value, left, right))
     if type(left) is float:
         return repr(left) == repr(right)
     return left == right

@@ -140,6 +140,7 @@ class SessionRow:
 class ResultRow:
     """A tool result: identity, facts, and, once archived, where its original is.
 
+    Names that a provider or a model chose are bytes (UTF-8 with ``surrogatepass``): no database refuses them.
     ``closed`` is the sealed DEK and note. ``origin`` and ``part`` are set on restored copies. ``own`` names what of
     ours a result is (``receipt``, ``rejection``, ``error``, ``copy``), ``None`` for the application's tools.
     ``seen`` is 0 while a record is only reserved: labelled by the host or answered by us, not yet met in a view.
@@ -150,8 +151,8 @@ class ResultRow:
     version: int
     seen: int
     call_id: bytes
-    tool_name: str
-    result_tool_name: str | None
+    tool_name: bytes
+    result_tool_name: bytes | None
     own: str | None
     kind: str | None
     sensitivity: str
@@ -165,7 +166,7 @@ class ResultRow:
     content_tag: bytes
     labelled_tag: bytes | None
     origin: int | None
-    part: str | None
+    part: bytes | None
     state: str
     note_tag: bytes | None = None
     rendering: str | None = None
@@ -300,6 +301,10 @@ class Writer(Reader, Protocol):
 class OrgStore(Protocol):
     """The store as one org sees it: the org is part of every statement."""
 
+    def peeking(self, wait_ms: int) -> AbstractContextManager[Reader]:
+        """A read of one single statement, without a transaction around it."""
+        ...
+
     def reading(self, wait_ms: int) -> AbstractContextManager[Reader]:
         """A read that waits at most ``wait_ms`` milliseconds for a lock."""
         ...
@@ -318,11 +323,11 @@ class Store(Protocol):
     """Durable state. After any failure at any point, all of a transaction or none of it is there."""
 
     def org(self, org: str) -> OrgRow | None:
-        """An org's keys, its seal not yet checked (its row key is inside): see :meth:`verify_org`."""
+        """An org's keys, its seal not yet checked (the row key is inside): :meth:`scoped` does."""
         ...
 
-    def create_org(self, row: OrgRow, row_key: bytes) -> OrgRow:
-        """The org's row, created exclusively: the loser of a race gets the winner's."""
+    def create_org(self, row: OrgRow, row_key: bytes, leaves: Sequence[Callable[[int], bytes]]) -> OrgRow:
+        """The org's row, created exclusively with its log's first leaves: the loser of a race gets the winner's."""
         ...
 
     def scoped(self, row: OrgRow, row_key: bytes) -> OrgStore:

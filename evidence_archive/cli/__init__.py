@@ -1,1 +1,111 @@
+"""The command line: ``evidence-archive``.
 
+Results go to stdout, errors to stderr as one sentence. With ``--json`` stdout holds exactly one JSON document, also
+when the command fails. The exit code is 0, 2 for wrong usage, 130 when interrupted, else that of the error.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from evidence_archive.cli import demo, inspect, keys, policy, replay
+from evidence_archive.cli.render import emit_json, one_line
+from evidence_archive.errors import EvidenceArchiveError
+
+__all__ = ["app", "main"]
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+UNEXPECTED = 70
+USAGE = 2
+
+_UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]  # click's root, wherever this typer keeps click
+
+app = typer.Typer(
+    name="evidence-archive",
+    help="A reversible archive for the tool results of LLM agents.",
+    epilog="Start with: evidence-archive demo",
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"evidence-archive {version('evidence-archive')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """A reversible archive for the tool results of LLM agents."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+keys.register(app)
+policy.register(app)
+inspect.register(app)
+replay.register(app)
+demo.register(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and give its exit code; nothing is raised and no traceback is printed.
+
+    Args:
+        arguments: without the program's name; ``None`` takes those of the process.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = app(given, prog_name="evidence-archive", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output went away; nothing more can be said, not even by the interpreter's own flush.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail(given, "Interrupted", "Interrupted: nothing is half done.", INTERRUPTED)
+    except EvidenceArchiveError as error:
+        return _fail(given, type(error).__name__, str(error), error.exit_code)
+    except _UsageProblem as error:
+        return _fail(given, "UsageError", f"{_words_of(error)} See 'evidence-archive --help'.", USAGE)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        return _fail(given, "OSError", f"The system refused: {reason}. Check paths, permissions and space.", 1)
+    except Exception as error:
+        if os.environ.get("EVIDENCE_ARCHIVE_DEBUG"):
+            raise
+        words = f"Unexpected {type(error).__name__}: set EVIDENCE_ARCHIVE_DEBUG=1 to see where, and report it."
+        return _fail(given, type(error).__name__, words, UNEXPECTED)
+    return code if isinstance(code, int) else 0
+
+
+def _fail(arguments: Sequence[str], kind: str, message: str, code: int) -> int:
+    if "--json" in arguments:
+        emit_json({"error": {"type": kind, "message": message, "exit_code": code}})
+    print(f"Error: {one_line(message)}", file=sys.stderr)
+    return code
+
+
+def _words_of(problem: Exception) -> str:
+    say = getattr(problem, "format_message", None)
+    words = str(say() if callable(say) else problem).strip()
+    return words if words.endswith((".", "?")) else f"{words}."

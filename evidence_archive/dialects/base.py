@@ -5,7 +5,7 @@ the place of a result inside one message: 0 in chat completions, the index of th
 Messages, 0 for a ``function_call_output`` item of OpenAI Responses.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -65,6 +65,14 @@ class Dialect(Protocol):
 
         Raises:
             MessageShapeError: it is not a message of this dialect; the error names what is missing, never the text.
+        """
+        ...
+
+    def contents(self, messages: Sequence[Any]) -> list[Any]:
+        """The contents of messages that hold results, flat and in order: a cheap look for changes by value.
+
+        Args:
+            messages: each gave results when it was read. One that no longer does yields values equal to nothing.
         """
         ...
 

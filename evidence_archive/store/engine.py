@@ -1,0 +1,228 @@
+"""Connections: which durability a database gives, and how its errors become ours.
+
+SQLite's journal mode is chosen by the version that is *linked*: 3.7.0 to 3.51.2 can lose committed transactions in
+WAL mode with several connections (fixed in 3.51.3, 3.50.7 and 3.44.6; https://sqlite.org/wal.html#walresetbug), so
+older ones run TRUNCATE with synchronous=EXTRA. Every PRAGMA is read back.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
+
+from evidence_archive.errors import MisuseError, StoreBusyError, StoreError, StoreUnavailableError
+
+__all__ = ["SqliteEngine", "journal_rules", "open_engine", "translated"]
+
+POOL_CONNECTIONS_MAX = 16
+"""Connections kept per process; a thread beyond them waits for one, at most as long as for a lock."""
+
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_SAYS = {
+    sqlite3.SQLITE_FULL: "The disk or the database is full: free space and try again; nothing was half written.",
+    sqlite3.SQLITE_READONLY: "The database is read-only here: check the file's and the folder's permissions.",
+    sqlite3.SQLITE_CANTOPEN: "The database file cannot be opened: check that it exists and its permissions.",
+    sqlite3.SQLITE_IOERR: "The disk reported an I/O error: check the disk; nothing was half written.",
+    sqlite3.SQLITE_CORRUPT: "The database file is damaged: keep a copy of it and restore a backup.",
+    sqlite3.SQLITE_NOTADB: "The file is not a SQLite database: check the URL.",
+    sqlite3.SQLITE_PERM: "The database file may not be opened: check its permissions.",
+}
+
+
+def journal_rules(version: tuple[int, int, int]) -> tuple[str, int]:
+    """Journal mode and ``synchronous`` level for a linked SQLite: ``("wal", 2)`` or ``("truncate", 3)``.
+
+    Args:
+        version: such as ``(3, 40, 1)``.
+    """
+    fixed = (
+        version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51, 0) or (3, 44, 6) <= version < (3, 45, 0)
+    ) or version < (3, 7, 0)
+    return ("wal", 2) if fixed else ("truncate", 3)
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn whatever the driver raises into an error of ours, without its text."""
+    try:
+        yield
+    except DBAPIError as error:
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+        if code in _BUSY:
+            raise StoreBusyError("The database is locked by another writer: try again.") from error
+        said = _SAYS.get(code)
+        if said is None:
+            raise StoreError("The database refused the operation; nothing was half written.") from error
+        raise StoreUnavailableError(said) from error
+    except SQLAlchemyError as error:  # a pool that is exhausted, a connection that was invalidated
+        raise StoreUnavailableError("No connection to the database could be had: try again.") from error
+
+
+class SqliteEngine:
+    """Connections to one SQLite file, with its durability rules.
+
+    Args:
+        url: ``sqlite:///path``; an in-memory database is refused, because it keeps nothing.
+        create: make the file (0600) where it does not exist.
+
+    Raises:
+        StoreError: the URL names no file.
+        StoreUnavailableError: the file is missing or cannot be opened.
+    """
+
+    def __init__(self, url: URL, *, create: bool) -> None:
+        if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+            raise StoreError("Name a file, such as sqlite:///evidence.db: a database in memory keeps nothing.")
+        self.path = Path(url.database).absolute()
+        self._create = create
+        self._pid = os.getpid()
+        self.journal_mode, self.synchronous = journal_rules(sqlite3.sqlite_version_info)
+        if create:
+            self._make_file()
+        self.engine: Engine = create_engine(
+            "sqlite+pysqlite://",
+            creator=self._connect,
+            poolclass=QueuePool,
+            pool_size=POOL_CONNECTIONS_MAX,
+            max_overflow=0,
+            pool_timeout=30,
+            isolation_level="AUTOCOMMIT",
+            hide_parameters=True,
+            skip_autocommit_rollback=True,
+        )
+        event.listen(self.engine, "checkout", self._on_checkout)
+
+    def _make_file(self) -> None:
+        try:
+            descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreUnavailableError(
+                "The database file cannot be created: check that the folder exists and can be written."
+            ) from error
+        os.close(descriptor)
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"file:{quote(str(self.path))}?mode=rw",
+            uri=True,
+            timeout=5.0,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+        )
+        try:
+            connection.execute("PRAGMA journal_mode").fetchone()  # the file is opened lazily: fail here, not later
+            self._set(connection, "journal_mode", self.journal_mode)
+            self._set(connection, "synchronous", self.synchronous)
+            self._set(connection, "foreign_keys", 1)
+            self._set(connection, "trusted_schema", 0)
+            self._set(connection, "secure_delete", 1)
+            self._set(connection, "temp_store", 2)
+            connection.execute("PRAGMA fullfsync=ON")  # a no-op outside macOS
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @staticmethod
+    def _set(connection: sqlite3.Connection, pragma: str, value: str | int) -> None:
+        if connection.execute(f"PRAGMA {pragma}").fetchone() == (value,):
+            return
+        connection.execute(f"PRAGMA {pragma}={value}")
+        if connection.execute(f"PRAGMA {pragma}").fetchone() != (value,):
+            raise StoreError(f"SQLite does not accept {pragma}={value}, which durability needs.")
+
+    def _on_checkout(self, dbapi_connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
+        identity = self._identity()
+        if record.info.setdefault("identity", identity) != identity:
+            # The open descriptor still points at the old file: what it commits, nobody will ever read.
+            record.invalidate()
+            raise StoreUnavailableError("The database file was replaced while open: the connection was given up.")
+
+    def _identity(self) -> tuple[int, int]:
+        try:
+            stat = self.path.stat()
+        except OSError as error:
+            raise StoreUnavailableError(
+                "The database file is gone or cannot be reached: put it back; nothing is lost that the messages hold."
+            ) from error
+        return stat.st_dev, stat.st_ino
+
+    @contextmanager
+    def connection(self, wait_ms: int) -> Iterator[Connection]:
+        """A connection in autocommit mode that waits at most ``wait_ms`` milliseconds for a lock."""
+        if os.getpid() != self._pid:
+            raise MisuseError("This archive was opened in another process: open it again after fork.")
+        with translated():
+            self._identity()
+            with self.engine.connect() as connection:
+                if connection.info.get("wait_ms") != wait_ms:
+                    connection.exec_driver_sql(f"PRAGMA busy_timeout={int(wait_ms)}")
+                    connection.info["wait_ms"] = wait_ms
+                yield connection
+
+    @contextmanager
+    def reading(self, wait_ms: int) -> Iterator[Connection]:
+        """A consistent snapshot for several statements."""
+        with self.connection(wait_ms) as connection:
+            yield from self._transaction(connection, "BEGIN")
+
+    @contextmanager
+    def writing(self, wait_ms: int) -> Iterator[Connection]:
+        """The write lock, taken at once; committed when the block ends, rolled back when it raises."""
+        with self.connection(wait_ms) as connection:
+            yield from self._transaction(connection, "BEGIN IMMEDIATE")
+
+    def _transaction(self, connection: Connection, begin: str) -> Iterator[Connection]:
+        connection.exec_driver_sql(begin)
+        try:
+            yield connection
+            self._identity_holds(connection)
+            connection.exec_driver_sql("COMMIT")
+        except BaseException:
+            try:
+                driver = connection.connection.driver_connection
+                if driver is not None and driver.in_transaction:
+                    driver.rollback()
+            except Exception:  # noqa: BLE001 - the connection is in an unknown state; whatever it was, drop it
+                connection.invalidate()
+            raise
+
+    def _identity_holds(self, connection: Connection) -> None:
+        if connection.info.get("identity") != self._identity():
+            raise StoreUnavailableError("The database file was replaced during the operation; nothing was written.")
+
+    def close(self) -> None:
+        """Close all connections."""
+        if os.getpid() == self._pid:
+            self.engine.dispose()
+
+
+def open_engine(url: str, *, create: bool) -> SqliteEngine:
+    """The engine for a database URL.
+
+    Args:
+        url: ``sqlite:///relative.db`` or ``sqlite:////absolute.db``.
+        create: make the database where it does not exist.
+
+    Raises:
+        StoreError: the URL cannot be used.
+        StoreUnavailableError: the database cannot be reached.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreError("The database URL cannot be read: write, for example, sqlite:///evidence.db.") from error
+    if parsed.get_backend_name() != "sqlite":
+        raise StoreError("This version stores in SQLite: write, for example, sqlite:///evidence.db.")
+    engine = SqliteEngine(parsed, create=create)
+    if not create and not engine.path.exists():
+        raise StoreUnavailableError("There is no database at this URL: check the path, or let a program create it.")
+    return engine

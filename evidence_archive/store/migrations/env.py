@@ -1,0 +1,14 @@
+"""Runs migrations on the connection, and inside the transaction, that the store hands in."""
+
+from alembic import context
+
+from evidence_archive.store import tables
+
+connection = context.config.attributes["connection"]
+context.configure(
+    connection=connection,
+    target_metadata=tables.SQLModel.metadata,
+    version_table="evidence_archive_version",
+    transactional_ddl=False,
+)
+context.run_migrations()

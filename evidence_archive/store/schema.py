@@ -1,0 +1,53 @@
+"""The schema's version: made, brought up to date, or refused when a newer library wrote it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, inspect, text
+
+from evidence_archive.errors import UnsupportedVersionError
+
+if TYPE_CHECKING:
+    from evidence_archive.store.engine import SqliteEngine
+
+__all__ = ["SCHEMA_REVISION", "prepare_schema"]
+
+SCHEMA_REVISION = "0001"
+"""The newest migration this version knows; test_schema holds it equal to the files."""
+
+_KNOWN = frozenset({"0001"})
+
+
+def prepare_schema(engine: "SqliteEngine", *, wait_ms: int) -> None:
+    """Make the schema or bring it up to date, in one transaction under the write lock.
+
+    Raises:
+        UnsupportedVersionError: a newer version of this library wrote it.
+    """
+    with engine.connection(wait_ms) as connection:
+        if _revision(connection) == SCHEMA_REVISION:
+            return
+    with engine.writing(wait_ms) as connection:
+        if _revision(connection) != SCHEMA_REVISION:  # another process may have been first
+            _upgrade(connection)
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("evidence_archive_version"):
+        return None
+    revision = connection.execute(text("SELECT version_num FROM evidence_archive_version")).scalar()
+    if revision is not None and revision not in _KNOWN:
+        raise UnsupportedVersionError(
+            "A newer version of evidence_archive wrote this database: upgrade the library to open it."
+        )
+    return revision
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, SCHEMA_REVISION)

@@ -1,0 +1,382 @@
+"""The store on SQL: every statement there is, each carrying the org.
+
+Reads check each row's seal before handing it out. Writes run in one transaction under the write lock; appending to
+the audit log locks the org's head row first, which is what keeps the log from forking.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+
+from evidence_archive.errors import AuditBrokenError, SealBrokenError, StoreError
+from evidence_archive.ports import (
+    BatchRow,
+    HeadRow,
+    OrgRow,
+    ResultRow,
+    ScopeRow,
+    SessionRow,
+    StoredOriginal,
+)
+from evidence_archive.proof.merkle import Frontier, leaf_hash
+from evidence_archive.store import tables as t
+from evidence_archive.store.engine import SqliteEngine, open_engine, translated
+from evidence_archive.store.rows import Shape
+from evidence_archive.store.schema import prepare_schema
+
+__all__ = ["SqlOrgStore", "SqlReader", "SqlStore", "SqlWriter", "open_store"]
+
+NO_LEAF = hashlib.sha256(b"").digest()
+"""Stands for "the last leaf" of an empty log."""
+
+_ORG = Shape(t.ORGS, OrgRow, holds_org=True)
+_SCOPE = Shape(t.SCOPES, ScopeRow, "scope_id")
+_SESSION = Shape(t.SESSIONS, SessionRow, "session_id")
+_RESULT = Shape(t.RESULTS, ResultRow, "scope_id", "number")
+_BATCH = Shape(t.BATCHES, BatchRow, "scope_id", "batch_id")
+_HEAD = Shape(t.AUDIT_HEADS, HeadRow)
+
+_S, _K, _R = t.SESSIONS.c, t.SCOPES.c, t.RESULTS.c
+_SELECT_SESSION = select(t.SESSIONS).where(_S.org == bindparam("org"), _S.session_id == bindparam("session_id"))
+_SELECT_SESSIONS = (
+    select(t.SESSIONS)
+    .where(_S.org == bindparam("org"), _S.session_id > bindparam("after"))
+    .order_by(_S.session_id)
+    .limit(bindparam("count"))
+)
+_SELECT_SCOPE = select(t.SCOPES).where(_K.org == bindparam("org"), _K.scope_id == bindparam("scope_id"))
+_SELECT_RESULTS = (
+    select(t.RESULTS)
+    .where(
+        _R.org == bindparam("org"), _R.scope_id == bindparam("scope_id"), _R.version > bindparam("after_version")
+    )
+    .order_by(_R.number)
+)
+_FIND = (
+    select(t.SESSIONS, t.SCOPES, t.RESULTS)
+    .join(t.SCOPES, (_K.org == _S.org) & (_K.scope_id == _S.scope_id))
+    .join(t.RESULTS, (_R.org == _S.org) & (_R.scope_id == _S.scope_id))
+    .where(
+        _S.org == bindparam("org"), _S.session_id == bindparam("session_id"), _R.number == bindparam("number")
+    )
+)
+_SELECT_ENVELOPE = select(t.ORIGINALS.c.envelope).where(
+    t.ORIGINALS.c.org == bindparam("org"), t.ORIGINALS.c.original_id == bindparam("original_id")
+)
+_SELECT_BATCH = select(t.BATCHES).where(
+    t.BATCHES.c.org == bindparam("org"),
+    t.BATCHES.c.scope_id == bindparam("scope_id"),
+    t.BATCHES.c.request_tag == bindparam("request_tag"),
+)
+_SELECT_BATCH_BY_KEY = select(t.BATCHES).where(
+    t.BATCHES.c.org == bindparam("org"),
+    t.BATCHES.c.scope_id == bindparam("scope_id"),
+    t.BATCHES.c.idempotency_key == bindparam("idempotency_key"),
+)
+_SELECT_HEAD = select(t.AUDIT_HEADS).where(t.AUDIT_HEADS.c.org == bindparam("org"))
+_SELECT_LEAVES = (
+    select(t.AUDIT_LEAVES.c.seq, t.AUDIT_LEAVES.c.leaf)
+    .where(t.AUDIT_LEAVES.c.org == bindparam("org"), t.AUDIT_LEAVES.c.seq >= bindparam("start"))
+    .order_by(t.AUDIT_LEAVES.c.seq)
+    .limit(bindparam("count"))
+)
+_SELECT_ORG = select(t.ORGS).where(t.ORGS.c.org == bindparam("org"))
+_INSERT_LEAF = insert(t.AUDIT_LEAVES)
+_INSERT_ORIGINAL = insert(t.ORIGINALS)
+
+
+def _updating(shape: Shape[Any]) -> Any:
+    """UPDATE of every column outside the key, by key; parameters of the key are named ``key_...``."""
+    columns = shape.table.c
+    key = ("org", *shape.key)
+    return (
+        update(shape.table)
+        .where(*(columns[name] == bindparam(f"key_{name}") for name in key))
+        .values({name: bindparam(name) for name in (*shape.fields, "seal") if name not in key})
+    )
+
+
+_INSERTS = {shape: insert(shape.table) for shape in (_ORG, _SCOPE, _SESSION, _RESULT, _BATCH, _HEAD)}
+_UPDATES = {shape: _updating(shape) for shape in (_SESSION, _RESULT, _HEAD)}
+_NAMES = {shape: ("org", *shape.fields, "seal") for shape in _INSERTS}
+_UPDATE_NAMES = {
+    shape: tuple(f"key_{name}" if name in ("org", *shape.key) else name for name in _NAMES[shape])
+    for shape in _UPDATES
+}
+
+
+class SqlReader:
+    """One org's rows over one connection; see :class:`evidence_archive.ports.Reader`."""
+
+    def __init__(self, connection: Connection, org: str, row_key: bytes) -> None:
+        self._connection = connection
+        self._org = org
+        self._row_key = row_key
+
+    def _all(self, statement: Any, **parameters: Any) -> Sequence[Any]:
+        return self._connection.execute(statement, {"org": self._org, **parameters}).fetchall()
+
+    def _one(self, statement: Any, **parameters: Any) -> Any:
+        rows = self._all(statement, **parameters)
+        return rows[0] if rows else None
+
+    def session(self, session_id: str) -> SessionRow | None:
+        """The session of this id."""
+        row = self._one(_SELECT_SESSION, session_id=session_id)
+        return None if row is None else _SESSION.opened(self._row_key, row)
+
+    def sessions(self, after: str, count: int) -> list[SessionRow]:
+        """Up to ``count`` sessions with ids above ``after``, by id."""
+        return [
+            _SESSION.opened(self._row_key, row) for row in self._all(_SELECT_SESSIONS, after=after, count=count)
+        ]
+
+    def scope(self, scope_id: bytes) -> ScopeRow | None:
+        """A wrapped scope key."""
+        row = self._one(_SELECT_SCOPE, scope_id=scope_id)
+        return None if row is None else _SCOPE.opened(self._row_key, row)
+
+    def results(self, scope_id: bytes, after_version: int) -> list[ResultRow]:
+        """Results of a session that changed after a session version, by number."""
+        rows = self._all(_SELECT_RESULTS, scope_id=scope_id, after_version=after_version)
+        return [_RESULT.opened(self._row_key, row) for row in rows]
+
+    def find(self, session_id: str, number: int) -> tuple[SessionRow, ScopeRow, ResultRow] | None:
+        """A result with its session and key, in exactly one statement whether or not it is there."""
+        row = self._one(_FIND, session_id=session_id, number=number)
+        if row is None:
+            return None
+        columns = tuple(row)
+        scope_at = len(_NAMES[_SESSION])
+        result_at = scope_at + len(_NAMES[_SCOPE])
+        return (
+            _SESSION.opened(self._row_key, columns[:scope_at]),
+            _SCOPE.opened(self._row_key, columns[scope_at:result_at]),
+            _RESULT.opened(self._row_key, columns[result_at:]),
+        )
+
+    def envelope(self, original_id: bytes) -> bytes | None:
+        """The stored envelope."""
+        row = self._one(_SELECT_ENVELOPE, original_id=original_id)
+        if row is None:
+            return None
+        if type(row[0]) is not bytes:
+            raise SealBrokenError("A stored original is not an envelope: it was changed outside this library.")
+        return row[0]
+
+    def batch(self, scope_id: bytes, request_tag: bytes, idempotency_key: str | None) -> BatchRow | None:
+        """The accepted batch with this idempotency key if one is given, else with this request tag."""
+        if idempotency_key is None:
+            row = self._one(_SELECT_BATCH, scope_id=scope_id, request_tag=request_tag)
+        else:
+            row = self._one(_SELECT_BATCH_BY_KEY, scope_id=scope_id, idempotency_key=idempotency_key)
+        return None if row is None else _BATCH.opened(self._row_key, row)
+
+    def head(self) -> HeadRow:
+        """The head of the audit log."""
+        row = self._one(_SELECT_HEAD)
+        if row is None:
+            raise AuditBrokenError("The audit log of this org has no head: it was removed outside this library.")
+        return _HEAD.opened(self._row_key, row)
+
+    def leaves(self, start: int, count: int) -> list[tuple[int, bytes]]:
+        """Up to ``count`` leaves from sequence number ``start``, as ``(seq, leaf)``."""
+        rows = self._all(_SELECT_LEAVES, start=start, count=count)
+        for seq, leaf in rows:
+            if type(leaf) is not bytes:
+                raise AuditBrokenError(f"Audit entry {seq} is not in the form this library writes: it was changed.")
+        return [(seq, leaf) for seq, leaf in rows]
+
+
+class SqlWriter(SqlReader):
+    """One transaction; see :class:`evidence_archive.ports.Writer`."""
+
+    def __init__(self, connection: Connection, org: str, row_key: bytes, head: HeadRow | None) -> None:
+        super().__init__(connection, org, row_key)
+        self._head = head
+
+    def _insert(self, shape: Shape[Any], rows: Sequence[Any]) -> None:
+        if rows:
+            names = _NAMES[shape]
+            values = [
+                dict(zip(names, shape.values(self._org, self._row_key, row), strict=True)) for row in rows
+            ]
+            self._connection.execute(_INSERTS[shape], values)
+
+    def _update(self, shape: Shape[Any], rows: Sequence[Any]) -> None:
+        if rows:
+            names = _UPDATE_NAMES[shape]
+            values = [
+                dict(zip(names, shape.values(self._org, self._row_key, row), strict=True)) for row in rows
+            ]
+            changed = self._connection.execute(_UPDATES[shape], values).rowcount
+            if changed != len(rows):
+                raise StoreError(f"{changed} of {len(rows)} rows of {shape.table.name} were there to be changed.")
+
+    def insert_session(self, session: SessionRow, scope: ScopeRow) -> None:
+        """A new session with its key."""
+        self._insert(_SCOPE, [scope])
+        self._insert(_SESSION, [session])
+
+    def update_session(self, session: SessionRow) -> None:
+        """New counters; exactly one row must change."""
+        self._update(_SESSION, [session])
+
+    def insert_results(self, rows: Sequence[ResultRow]) -> None:
+        """New results."""
+        self._insert(_RESULT, rows)
+
+    def update_results(self, rows: Sequence[ResultRow]) -> None:
+        """Results with new facts or a new state; exactly these rows must change."""
+        self._update(_RESULT, rows)
+
+    def insert_originals(self, originals: Sequence[StoredOriginal]) -> None:
+        """Envelopes, read back and compared before this returns."""
+        if not originals:
+            return
+        self._connection.execute(
+            _INSERT_ORIGINAL,
+            [
+                {"org": self._org, "original_id": original.original_id, "envelope": original.envelope}
+                for original in originals
+            ],
+        )
+        for original in originals:
+            if self.envelope(original.original_id) != original.envelope:
+                raise SealBrokenError("The database returned other bytes than were written: nothing was archived.")
+
+    def insert_batch(self, row: BatchRow) -> None:
+        """The batch, for idempotent answers."""
+        self._insert(_BATCH, [row])
+
+    def append(self, leaves: Iterable[Callable[[int], bytes]], policy_digest: str | None = None) -> None:
+        """Audit leaves, each built from the sequence number it gets; the head moves with them."""
+        head = self._head
+        if head is None:
+            raise StoreError("This transaction did not lock the audit log.")
+        frontier = Frontier.from_bytes(head.size, head.frontier)
+        rows = []
+        for build in leaves:
+            leaf = build(head.size)
+            head.last_leaf_hash = leaf_hash(leaf)
+            frontier.append(head.last_leaf_hash)
+            rows.append({"org": self._org, "seq": head.size, "leaf": leaf})
+            head.size += 1
+        if not rows:
+            return
+        head.frontier = frontier.to_bytes()
+        if policy_digest is not None:
+            head.policy_digest = policy_digest
+        self._connection.execute(_INSERT_LEAF, rows)
+        self._update(_HEAD, [head])
+
+
+class SqlOrgStore:
+    """The store as one org sees it; see :class:`evidence_archive.ports.OrgStore`."""
+
+    def __init__(self, engine: SqliteEngine, org: str, row_key: bytes) -> None:
+        self._engine = engine
+        self._org = org
+        self._row_key = row_key
+
+    @contextmanager
+    def peeking(self, wait_ms: int) -> Iterator[SqlReader]:
+        """A reader for one single statement, without a transaction around it."""
+        with self._engine.connection(wait_ms) as connection:
+            yield SqlReader(connection, self._org, self._row_key)
+
+    @contextmanager
+    def reading(self, wait_ms: int) -> Iterator[SqlReader]:
+        """A consistent look that waits at most ``wait_ms`` milliseconds for a lock."""
+        with self._engine.reading(wait_ms) as connection:
+            yield SqlReader(connection, self._org, self._row_key)
+
+    @contextmanager
+    def writing(self, wait_ms: int, *, audited: bool) -> Iterator[SqlWriter]:
+        """A write transaction, committed when the block ends; an audited one has locked the org's head."""
+        with self._engine.writing(wait_ms) as connection:
+            reader = SqlReader(connection, self._org, self._row_key)
+            head = _locked_head(reader) if audited else None
+            yield SqlWriter(connection, self._org, self._row_key, head)
+
+
+def _locked_head(reader: SqlReader) -> HeadRow:
+    """The head, once the last leaf is the one it names and none stands behind it."""
+    head = reader.head()
+    tail = reader.leaves(max(head.size - 1, 0), 2)
+    found = leaf_hash(tail[0][1]) if len(tail) == 1 and tail[0][0] == head.size - 1 else NO_LEAF
+    if len(tail) != min(head.size, 1) or found != head.last_leaf_hash:
+        raise AuditBrokenError("The end of the audit log is not what its head names: the log was changed.")
+    return head
+
+
+class SqlStore:
+    """The whole store; see :class:`evidence_archive.ports.Store`."""
+
+    def __init__(self, engine: SqliteEngine, *, wait_ms: int = 5_000) -> None:
+        self._engine = engine
+        self._wait_ms = wait_ms
+
+    def org(self, org: str) -> OrgRow | None:
+        """An org's keys; what they are is checked by :meth:`scoped`."""
+        with self._engine.connection(self._wait_ms) as connection:
+            row = connection.execute(_SELECT_ORG, {"org": org}).fetchone()
+        if row is None:
+            return None
+        fields = tuple(row)[1:-1]
+        if not all(isinstance(value, bytes) for value in (fields[0], fields[1], fields[3])):
+            raise SealBrokenError("The row of this org was changed outside this library: nothing in it is believed.")
+        return OrgRow(org, *fields)
+
+    def create_org(self, row: OrgRow, row_key: bytes, leaves: Sequence[Callable[[int], bytes]]) -> OrgRow:
+        """The org's row, created exclusively with its log's first leaves: the loser of a race gets the winner's."""
+        with self._engine.writing(self._wait_ms) as connection:
+            if connection.execute(_SELECT_ORG, {"org": row.org}).fetchone() is None:
+                head = HeadRow(0, b"", NO_LEAF, None)
+                writer = SqlWriter(connection, row.org, row_key, head)
+                writer._insert(_ORG, [row])
+                writer._insert(_HEAD, [head])
+                writer.append(leaves)
+        winner = self.org(row.org)
+        if winner is None:
+            raise StoreError("The org's row vanished while it was created.")
+        return winner
+
+    def scoped(self, row: OrgRow, row_key: bytes) -> SqlOrgStore:
+        """The store as this org sees it, once the org's own row carries a valid seal."""
+        with self._engine.connection(self._wait_ms) as connection:
+            stored = connection.execute(_SELECT_ORG, {"org": row.org}).fetchone()
+        if stored is None or _ORG.opened(row_key, stored) != row:
+            raise SealBrokenError("The row of this org was changed outside this library: nothing in it is believed.")
+        return SqlOrgStore(self._engine, row.org, row_key)
+
+    def close(self) -> None:
+        """Release connections; idempotent."""
+        self._engine.close()
+
+
+def open_store(url: str, *, create: bool = True, wait_ms: int = 5_000) -> SqlStore:
+    """The store at a database URL, its schema made or brought up to date.
+
+    Args:
+        url: ``sqlite:///evidence.db``.
+        create: make the database where it does not exist.
+        wait_ms: bound on waiting for a lock while opening, in milliseconds.
+
+    Raises:
+        StoreError: the URL cannot be used.
+        StoreUnavailableError: the database cannot be reached, or is missing and ``create`` is false.
+        StoreBusyError: it is locked for longer than ``wait_ms``.
+        UnsupportedVersionError: a newer version of this library wrote its schema.
+    """
+    with translated():
+        engine = open_engine(url, create=create)
+        try:
+            prepare_schema(engine, wait_ms=wait_ms)
+        except BaseException:
+            engine.close()
+            raise
+        return SqlStore(engine, wait_ms=wait_ms)

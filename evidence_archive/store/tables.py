@@ -1,0 +1,228 @@
+"""The tables, and which of their columns a row seal covers.
+
+Every primary key starts with ``org``, so that no row is ever found without it. The covered columns are read off this
+metadata: a column is covered unless it declares ``unsealed_because``; the seal column itself is neither.
+"""
+
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, Table, Text, UniqueConstraint
+from sqlmodel import Field, SQLModel
+
+__all__ = [
+    "AUDIT_HEADS",
+    "AUDIT_LEAVES",
+    "BATCHES",
+    "ORGS",
+    "ORIGINALS",
+    "RESULTS",
+    "SCOPES",
+    "SESSIONS",
+    "AuditHead",
+    "AuditLeaf",
+    "Batch",
+    "Org",
+    "Original",
+    "Result",
+    "ScopeKey",
+    "SessionRecord",
+    "sealed_columns",
+]
+
+
+def _text(*, key: bool = False, null: bool = False) -> Any:
+    return Field(sa_column=Column(Text, primary_key=key, nullable=null))
+
+
+def _bytes(*, key: bool = False, null: bool = False, unsealed_because: str | None = None) -> Any:
+    info = {"unsealed_because": unsealed_because} if unsealed_because else {}
+    return Field(sa_column=Column(LargeBinary, primary_key=key, nullable=null, info=info))
+
+
+def _int(*, key: bool = False, null: bool = False, unsealed_because: str | None = None) -> Any:
+    info = {"unsealed_because": unsealed_because} if unsealed_because else {}
+    return Field(
+        sa_column=Column(
+            BigInteger().with_variant(Integer, "sqlite"), primary_key=key, nullable=null, autoincrement=False, info=info
+        )
+    )
+
+
+_IS_SEAL = "it is the seal"
+_STRICT = {"sqlite_strict": True, "sqlite_with_rowid": False}
+_STRICT_ROWID = {"sqlite_strict": True}
+
+
+class Org(SQLModel, table=True):
+    """An org, its random deployment id and its wrapped auxiliary key."""
+
+    __tablename__ = "orgs"
+    __table_args__ = _STRICT
+    org: str = _text(key=True)
+    deployment: bytes = _bytes()
+    aux_wrapped: bytes = _bytes()
+    kek_version: int = _int()
+    kek_fingerprint: bytes = _bytes()
+    generation: int = _int()
+    created_at_us: int = _int()
+    seal: bytes = _bytes(unsealed_because=_IS_SEAL)
+
+
+class ScopeKey(SQLModel, table=True):
+    """A session's key, wrapped under the org's key-encryption key."""
+
+    __tablename__ = "scope_keys"
+    __table_args__ = _STRICT
+    org: str = _text(key=True)
+    scope_id: bytes = _bytes(key=True)
+    wrapped: bytes = _bytes()
+    kek_version: int = _int()
+    kek_fingerprint: bytes = _bytes()
+    generation: int = _int()
+    created_at_us: int = _int()
+    seal: bytes = _bytes(unsealed_because=_IS_SEAL)
+
+
+class SessionRecord(SQLModel, table=True):
+    """A session: owner, counters, suspension."""
+
+    __tablename__ = "sessions"
+    __table_args__ = (UniqueConstraint("org", "scope_id", name="uq_sessions_scope"), _STRICT)
+    org: str = _text(key=True)
+    session_id: str = _text(key=True)
+    scope_id: bytes = _bytes()
+    subject: str = _text()
+    dialect: str = _text()
+    tag: str = _text()
+    version: int = _int()
+    next_number: int = _int()
+    suspended: str | None = _text(null=True)
+    batches: int = _int()
+    restores: int = _int()
+    tokens_saved: int = _int()
+    created_at_us: int = _int()
+    seal: bytes = _bytes(unsealed_because=_IS_SEAL)
+
+
+class Result(SQLModel, table=True):
+    """A tool result; once archived, also its sealed key and note."""
+
+    __tablename__ = "results"
+    __table_args__ = (Index("ix_results_version", "org", "scope_id", "version"), _STRICT)
+    org: str = _text(key=True)
+    scope_id: bytes = _bytes(key=True)
+    number: int = _int(key=True)
+    version: int = _int()
+    seen: int = _int()
+    call_id: bytes = _bytes()
+    tool_name: bytes = _bytes()
+    result_tool_name: bytes | None = _bytes(null=True)
+    own: str | None = _text(null=True)
+    kind: str | None = _text(null=True)
+    sensitivity: str = _text()
+    media_type: str = _text()
+    size_chars: int = _int()
+    size_bytes: int = _int()
+    tokens: int = _int()
+    labelled: int = _int()
+    observed_at_us: int = _int()
+    observed_by: str = _text()
+    content_tag: bytes = _bytes()
+    labelled_tag: bytes | None = _bytes(null=True)
+    origin: int | None = _int(null=True)
+    part: bytes | None = _bytes(null=True)
+    state: str = _text()
+    note_tag: bytes | None = _bytes(null=True)
+    rendering: str | None = _text(null=True)
+    live_ask: str | None = _text(null=True)
+    note_tokens: int = _int()
+    batch_id: bytes | None = _bytes(null=True)
+    original_id: bytes | None = _bytes(null=True)
+    dek_id: bytes | None = _bytes(null=True)
+    envelope_sha256: bytes | None = _bytes(null=True)
+    sealed_size: int | None = _int(null=True)
+    closed: bytes | None = _bytes(null=True)
+    archived_at_us: int | None = _int(null=True)
+    retention_until_us: int | None = _int(null=True)
+    seal: bytes = _bytes(unsealed_because=_IS_SEAL)
+
+
+class Original(SQLModel, table=True):
+    """The envelope of one original; with rowids, so that large values stay out of the key's pages."""
+
+    __tablename__ = "originals"
+    __table_args__ = _STRICT_ROWID
+    org: str = _text(key=True)
+    original_id: bytes = _bytes(key=True)
+    envelope: bytes = _bytes(
+        unsealed_because="written once; its digest is in the result's sealed row and its context binds org and place"
+    )
+
+
+class Batch(SQLModel, table=True):
+    """An accepted batch and its receipt."""
+
+    __tablename__ = "batches"
+    __table_args__ = (
+        Index("ix_batches_request", "org", "scope_id", "request_tag"),
+        UniqueConstraint("org", "scope_id", "idempotency_key", name="uq_batches_idempotency"),
+        _STRICT,
+    )
+    org: str = _text(key=True)
+    scope_id: bytes = _bytes(key=True)
+    batch_id: bytes = _bytes(key=True)
+    request_tag: bytes = _bytes()
+    idempotency_key: str | None = _text(null=True)
+    receipt: str = _text()
+    created_at_us: int = _int()
+    seal: bytes = _bytes(unsealed_because=_IS_SEAL)
+
+
+class AuditHead(SQLModel, table=True):
+    """The head of an org's log: where its writers queue."""
+
+    __tablename__ = "audit_heads"
+    __table_args__ = _STRICT
+    org: str = _text(key=True)
+    size: int = _int()
+    frontier: bytes = _bytes()
+    last_leaf_hash: bytes = _bytes()
+    policy_digest: str | None = _text(null=True)
+    seal: bytes = _bytes(unsealed_because=_IS_SEAL)
+
+
+class AuditLeaf(SQLModel, table=True):
+    """One decision, as the canonical bytes that were hashed."""
+
+    __tablename__ = "audit_leaves"
+    __table_args__ = _STRICT
+    org: str = _text(key=True)
+    seq: int = _int(key=True)
+    leaf: bytes = _bytes(unsealed_because="hashed into the sealed head of the log")
+
+
+def _table(model: type[SQLModel]) -> Table:
+    table = model.__table__  # type: ignore[attr-defined]  # SQLModel adds it to classes declared with table=True
+    assert isinstance(table, Table)  # noqa: S101 - narrows the type, cannot be false
+    return table
+
+
+ORGS = _table(Org)
+SCOPES = _table(ScopeKey)
+SESSIONS = _table(SessionRecord)
+RESULTS = _table(Result)
+ORIGINALS = _table(Original)
+BATCHES = _table(Batch)
+AUDIT_HEADS = _table(AuditHead)
+AUDIT_LEAVES = _table(AuditLeaf)
+
+
+def sealed_columns(table: Table) -> tuple[str, ...]:
+    """The columns a row seal covers, in the table's order; empty when the table has no seal.
+
+    Args:
+        table: one of this module's tables.
+    """
+    if "seal" not in table.c:
+        return ()
+    return tuple(column.name for column in table.c if "unsealed_because" not in column.info)
