@@ -296,7 +296,10 @@ def _unfit(candidate: Candidate, original_bytes_max: int) -> str | None:
     limit = f"{original_bytes_max / (1024 * 1024):.6g} MiB"
     obstacles = (
         (candidate.orphan, "It answers no tool call in the conversation, so it has to stay as it is."),
-        (candidate.own not in (None, "copy"), f"It is a {candidate.own} of the archive itself, which stays in view."),
+        (
+            candidate.own not in (None, "copy"),
+            f"It is an answer of the archive itself ({candidate.own}), which stays in view.",
+        ),
         (not candidate.in_view, "Its content is no longer in the conversation, so there is nothing to archive."),
         (not candidate.exact, "Its content would not come back equal in type and value, so it has to stay in view."),
         (not candidate.text_allowed, "A result of this kind may not hold a text, so no note can stand for it."),

@@ -86,11 +86,19 @@ class RejectedTarget(Protocol):
     """What a rejection says of one target of a batch."""
 
     @property
-    def result_id(self) -> str: ...
+    def result_id(self) -> str:
+        """Result ID as named in the batch."""
+        ...
+
     @property
-    def status(self) -> str: ...
+    def status(self) -> str:
+        """What stands against it, or ``ok``."""
+        ...
+
     @property
-    def reason(self) -> str: ...
+    def reason(self) -> str:
+        """One sentence: why, and what to do."""
+        ...
 
 
 class BatchRejectedError(EvidenceArchiveError):

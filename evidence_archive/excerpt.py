@@ -20,9 +20,10 @@ CONTEXT_LINES_DEFAULT = 2
 
 _LINES = re.compile(r"([1-9][0-9]{0,17})(?:-([1-9][0-9]{0,17}))?", re.ASCII)
 _INDEX = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
-# A high and a low half that stand side by side unjoined stay as they are: escaped, a reader would join them.
-_LONE = re.compile("(?<![\ud800-\udbff])[\udc00-\udfff]|[\ud800-\udbff](?![\udc00-\udfff])")
-_POINTER = re.compile(r"(?:/(?:[^~/]|~[01])*)*", re.DOTALL)
+# A low half behind a high one to which it is not joined stays as it is: both escaped, a reader would join them.
+_LONE = re.compile("(?<![\ud800-\udbff])[\udc00-\udfff]|[\ud800-\udbff]")
+_POINTER = re.compile(r"(?:/(?:[^~/]|~[01])*)*")
+_ESCAPED = re.compile(r"(?:[ -\[\]-~]|\\(?:[\\tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}))*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,15 @@ class Selector:
     def is_whole(self) -> bool:
         """Whether the whole original is asked for."""
         return self.lines is None and self.pattern is None and self.pointer is None
+
+    @property
+    def kind(self) -> str | None:
+        """``lines``, ``pattern`` or ``pointer``; ``None`` for the whole original."""
+        if self.lines is not None:
+            return "lines"
+        if self.pattern is not None:
+            return "pattern"
+        return None if self.pointer is None else "pointer"
 
     def canonical(self) -> str | None:
         """One ASCII line that stands for the selector in storage, ``None`` for the whole original.
@@ -91,6 +101,8 @@ def _escaped(text: str) -> str:
 
 
 def _unescaped(text: str) -> str:
+    if _ESCAPED.fullmatch(text) is None:
+        raise FormatError("A stored selector holds an escape this library does not write.")
     return text.encode("ascii").decode("unicode_escape")
 
 
@@ -250,12 +262,13 @@ def _matches(text: str, pattern: str, context: int, matches_max: int) -> Excerpt
         marked.update(range(first, last + 1))
         start, end = max(1, first - context), min(total_lines, last + context)
         if groups and start <= groups[-1][1] + 1:
-            groups[-1][1] = max(end, groups[-1][1])
+            groups[-1][1] = end
         else:
             groups.append([start, end])
     shown = min(total, matches_max)
+    noun = "line" if context == 1 else "lines"
     what = (
-        f"{shown} of {total} matches of a pattern in {total_lines} lines, {context} lines of context"
+        f"{shown} of {total} matches of a pattern in {total_lines} lines, {context} {noun} of context around each"
         if total
         else f"0 matches of a pattern in {total_lines} lines"
     )

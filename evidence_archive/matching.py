@@ -6,6 +6,7 @@ in this list wins. Nothing is recognised by what a text looks like. The common c
 costs the new messages plus a comparison in C.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
@@ -100,6 +101,7 @@ class Timeline:
         self.last_model = -1
         self.changed: set[int] = set()
         """Message indexes whose rendering is not known yet."""
+        self._turns: list[int] = []
         self._open: dict[str, deque[ToolCall]] = {}
         self._holders: list[Any] = []
         self._snapshot: list[Any] = []
@@ -141,6 +143,7 @@ class Timeline:
     def _clear(self) -> None:
         self.messages, self.places, self.by_number, self.by_index = [], [], {}, {}
         self.last_model = -1
+        self._turns = []
         self._open, self._holders, self._snapshot = {}, [], []
         self._mutable, self._unnumbered = [], []
         self.changed = set()
@@ -164,6 +167,8 @@ class Timeline:
             reading = self._dialect.read(messages[index])
             self.changed.add(index)
             if reading.from_model:
+                if not self._turns or self.last_model != index - 1:
+                    self._turns.append(index)
                 self.last_model = index
             if reading.calls:
                 calls: dict[str, deque[ToolCall]] = {}
@@ -248,9 +253,9 @@ class Timeline:
         """Forget the places that were just given numbers from the list of those without."""
         self._unnumbered = [place for place in self._unnumbered if place.number is None]
 
-    def orphans(self) -> list[Place]:
-        """Results without a call, and without a number from an earlier list."""
-        return [place for place in self._unnumbered if place.call is None]
+    def turns_after(self, index: int) -> int:
+        """How often the model spoke after a message; messages of its own in a row are one turn."""
+        return len(self._turns) - bisect_right(self._turns, index)
 
     def bare(self) -> list[Place]:
         """Results without a number."""

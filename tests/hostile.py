@@ -48,7 +48,9 @@ def _note(number: int, tag: str) -> str:
 
 def _restored(number: int, tag: str) -> str:
     fence = f"{'ab' * 16} ---"
-    return f"[restored from r{number} tag={tag} | x | whole]\n--- begin r{number} {fence}\nok\n--- end r{number} {fence}"
+    return (
+        f"[restored from r{number} tag={tag} | x | whole]\n--- begin r{number} {fence}\nok\n--- end r{number} {fence}"
+    )
 
 
 def _receipt(number: int, tag: str) -> str:
@@ -83,7 +85,7 @@ def hostile_text() -> st.SearchStrategy[str]:
         st.sampled_from(HIDDEN),
         _LINE_ENDS,
         st.text(st.characters(), max_size=20),
-        st.text("[]|>=-` \n\t{}\"\\:,0", max_size=12),
+        st.text('[]|>=-` \n\t{}"\\:,0', max_size=12),
         st.sampled_from(("\U0001f469\u200d\U0001f52c", "\ufe0f", "\u05d0\u0628", "x" * 300, "</tool_result>", "```")),
     )
     return st.lists(piece, max_size=6).map("".join)

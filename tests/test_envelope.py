@@ -395,6 +395,12 @@ def test_must_fail_control_without_a_cipher_the_same_damage_opens(damage):
     assert survivors(damage(seal("small").envelope), naive_open) > 0
 
 
+@pytest.mark.parametrize("row", [None, 7, "EVA1 text in a column of bytes"])
+def test_what_is_not_bytes_does_not_open(row):
+    with pytest.raises(SealBrokenError):
+        open_original(row, slot=SLOT, sealed_size=7, **KEYS)
+
+
 @pytest.mark.parametrize(
     "row", [b"", b"plaintext", b"a made-up plaintext row " * 20, b'[{"type":"text"}]', bytes(300)]
 )
@@ -457,6 +463,7 @@ def test_the_forger_makes_envelopes_that_open_when_they_are_true():
         {"stored_size": b"04"},
         {"size": None},
         {"trust": None},
+        {"trust": b"\xff"},
         {"extra": b"field"},
     ],
     ids=str,

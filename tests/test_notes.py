@@ -13,7 +13,7 @@ from evidence_archive import notes
 from evidence_archive.errors import FormatError, UnsupportedVersionError
 from evidence_archive.model import Receipt, Target
 
-AT_US = 1_795_994_523_000_000  # 2026-11-30T00:02:03Z... see TIME
+AT_US = 1_795_994_523_000_000
 TIME = "2026-11-29T23:22:03Z"
 FENCE = "0123456789abcdef" * 2
 
@@ -90,12 +90,7 @@ def test_crlf_becomes_a_line_feed_and_a_bare_carriage_return_an_escape() -> None
 
 
 def test_every_format_character_of_unicode_that_has_no_glyph_is_escaped() -> None:
-    visible = {0xE0030}  # none: the set of Cf with a glyph is spelled out below
-    glyphs = (
-        {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}
-        | {*range(0x13430, 0x13460)}
-        - visible
-    )
+    glyphs = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x13430, 0x13460)}
     for code in range(0x110000):
         if unicodedata.category(chr(code)) == "Cf" and code not in glyphs:
             assert notes.clean(chr(code)) != chr(code), hex(code)
@@ -116,6 +111,7 @@ def test_a_name_that_is_cut_says_so_and_no_escape_is_split() -> None:
     assert notes.clean_name("t" * 64) == "t" * 64
     assert notes.clean_name("t" * 65) == "t" * 63 + "…"
     assert notes.clean_name("\n" * 30 + "x") == "\\u000a" * 10 + "…"
+    assert notes.clean_name(" " * 100 + "x" + " " * 100) == "x"
     assert notes.clean_name("x" * 62 + "\n", 64) == "x" * 62 + "…"
 
 
@@ -228,7 +224,9 @@ def test_a_restored_live_result_says_that_the_present_must_be_asked_and_when_it_
     stale, _ = notes.restored_texts(**RESTORED | {"live": True, "stale": True})
     assert "It is historical: ask the tool again for the present." in stale
     assert "older than the policy's maximum age" in stale
-    assert "older than" in notes.restored_texts(**RESTORED | {"stale": True, "live_ask": "x"})[0]
+    old, _ = notes.restored_texts(**RESTORED | {"stale": True, "live_ask": "x"})
+    assert "older than" in old
+    assert "ask the tool again" in old
 
 
 @given(hostile_text(), hostile_ids(), hostile_text(), st.binary(min_size=16, max_size=16))
@@ -238,7 +236,6 @@ def test_no_restored_text_reaches_over_its_fence(text: str, tool: str, what: str
     whole = f"{head}\n{text}\n{foot}"
     before, between, after = whole.partition(f"{head}\n")[2].partition(f"\n{foot}")
     assert (before, between, after) == (text, f"\n{foot}", "")
-    assert text not in whole.replace(f"\n{text}\n", "\n", 1).splitlines()[-1:] or text in foot
     assert len(head.splitlines()) == 3
     assert whole.count(fence) == 3
 
@@ -274,7 +271,13 @@ def test_a_refusal_of_too_much_names_the_size_and_the_ways_to_a_part() -> None:
         "is_json": False,
     }
     text = notes.too_large_text(**asked)
-    for said in ("r7 was not restored", "5000000 characters, about 1200000 tokens", "20000", "80000", "literal pattern"):
+    for said in (
+        "r7 was not restored",
+        "5000000 characters, about 1200000 tokens",
+        "20000",
+        "80000",
+        "literal pattern",
+    ):
         assert said in text
     assert "pointer" not in text
     assert '"/items/0"' in notes.too_large_text(**asked | {"is_json": True})
@@ -297,7 +300,9 @@ def test_a_result_that_is_not_archived_is_pointed_at_where_it_stands() -> None:
         ("?", "internal error"),
     ],
 )
-def test_a_failed_restore_says_what_failed_that_the_note_is_no_evidence_and_whom_to_ask(cause: str, said: str) -> None:
+def test_a_failed_restore_says_what_failed_that_the_note_is_no_evidence_and_whom_to_ask(
+    cause: str, said: str
+) -> None:
     text = notes.restore_failed_text(number=7, cause=cause, tool="stock.get\n", live_ask=None)
     for part in (said, "NOT restored", "no evidence", "stock.get\\u000a could be asked again", "The task goes on"):
         assert part in text
@@ -321,7 +326,13 @@ def test_too_many_restores_name_the_limit_and_what_remains() -> None:
 def test_a_receipt_names_every_result_what_is_saved_net_and_that_the_task_goes_on() -> None:
     receipt = Receipt("ab" * 16, (Target("r3", "ok", "", 900), Target("r4", "ok", "", 1100)), 2000, 150, True)
     text = notes.receipt_text(receipt, net_tokens=-20)
-    for said in ("Archived 2 results;", "r3: about 900 tokens", "r4: about 1100 tokens", "about 1850 tokens", "about -20"):
+    for said in (
+        "Archived 2 results;",
+        "r3: about 900 tokens",
+        "r4: about 1100 tokens",
+        "about 1850 tokens",
+        "about -20",
+    ):
         assert said in text
     assert text.endswith("The task goes on: continue with its next step.")
     assert "accepted before" not in text
@@ -332,7 +343,11 @@ def test_a_receipt_names_every_result_what_is_saved_net_and_that_the_task_goes_o
 
 
 def test_a_rejection_says_nothing_was_archived_and_gives_every_status() -> None:
-    targets = (Target("r3", "ok"), Target("r4", "protected", "Rule a[0] keeps it: signed\nrecord"), Target("r9", "unknown"))
+    targets = (
+        Target("r3", "ok"),
+        Target("r4", "protected", "Rule a[0] keeps it: signed\nrecord"),
+        Target("r9", "unknown", "Not issued."),
+    )
     text = notes.rejection_text(
         reason="targets",
         targets=targets,
@@ -344,7 +359,7 @@ def test_a_rejection_says_nothing_was_archived_and_gives_every_status() -> None:
     assert lines[1:4] == [
         "- r3: ok: would have been archived",
         "- r4: protected: Rule a[0] keeps it: signed\\u000arecord",
-        "- r9: unknown: would have been archived",
+        "- r9: unknown: Not issued.",
     ]
     assert lines[4].endswith(" r5.")
     assert lines[5].startswith("Newest results that can be archived (10 of 12): r20 (a\\u007cb, 20 tokens), ")
@@ -388,7 +403,14 @@ def test_malformed_arguments_get_the_place_and_an_example_that_fits_the_schema(t
 def test_instructions_are_short_and_say_what_they_must() -> None:
     text = notes.INSTRUCTIONS
     assert len(text.split()) < 250
-    for said in ("archive_evidence", "restore_evidence", "conclusion", "did not look at", "not evidence", "normal work"):
+    for said in (
+        "archive_evidence",
+        "restore_evidence",
+        "conclusion",
+        "did not look at",
+        "not evidence",
+        "normal work",
+    ):
         assert said in text
     for said in ("same tag", "is just text", "not read or still need word for word"):
         assert said in text

@@ -56,11 +56,8 @@ def _root(
         print(context.get_help())
 
 
-keys.register(app)
-policy.register(app)
-inspect.register(app)
-replay.register(app)
-demo.register(app)
+for _module in (demo, replay, inspect, keys, policy):
+    _module.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,28 +78,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except (KeyboardInterrupt, typer.Abort):
-        return _fail(given, "Interrupted", "Interrupted: nothing is half done.", INTERRUPTED)
-    except EvidenceArchiveError as error:
-        return _fail(given, type(error).__name__, str(error), error.exit_code)
-    except _UsageProblem as error:
-        return _fail(given, "UsageError", f"{_words_of(error)} See 'evidence-archive --help'.", USAGE)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        return _fail(given, "OSError", f"The system refused: {reason}. Check paths, permissions and space.", 1)
-    except Exception as error:
-        if os.environ.get("EVIDENCE_ARCHIVE_DEBUG"):
+    except (KeyboardInterrupt, Exception) as error:
+        kind, message, code = _problem(error)
+        if code == UNEXPECTED and os.environ.get("EVIDENCE_ARCHIVE_DEBUG"):
             raise
-        words = f"Unexpected {type(error).__name__}: set EVIDENCE_ARCHIVE_DEBUG=1 to see where, and report it."
-        return _fail(given, type(error).__name__, words, UNEXPECTED)
+        if "--json" in given:
+            emit_json({"error": {"type": kind, "message": message, "exit_code": code}})
+        print(f"Error: {one_line(message)}", file=sys.stderr)
     return code if isinstance(code, int) else 0
 
 
-def _fail(arguments: Sequence[str], kind: str, message: str, code: int) -> int:
-    if "--json" in arguments:
-        emit_json({"error": {"type": kind, "message": message, "exit_code": code}})
-    print(f"Error: {one_line(message)}", file=sys.stderr)
-    return code
+def _problem(error: BaseException) -> tuple[str, str, int]:
+    """What to call an error, the sentence for it, and the exit code."""
+    kind = type(error).__name__
+    if isinstance(error, EvidenceArchiveError):
+        return kind, str(error), error.exit_code
+    if isinstance(error, _UsageProblem):
+        return "UsageError", f"{_words_of(error)} See 'evidence-archive --help'.", USAGE
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return "Interrupted", "Interrupted: nothing is half done.", INTERRUPTED
+    if isinstance(error, OSError):
+        reason = error.strerror or kind
+        return "OSError", f"The system refused: {reason}. Check paths, permissions and space.", 1
+    return kind, f"Unexpected {kind}: set EVIDENCE_ARCHIVE_DEBUG=1 to see where, and report it.", UNEXPECTED
 
 
 def _words_of(problem: Exception) -> str:

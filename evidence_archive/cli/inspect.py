@@ -68,6 +68,7 @@ def _opened(url: str, keys: Path | None, policy: Path | None) -> "AbstractContex
 
 
 def _results(
+    *,
     session: _Session,
     url: _Url,
     org: _Org,
@@ -77,7 +78,10 @@ def _results(
     role: _Roles = None,
     as_json: _Json = False,
 ) -> None:
-    """List the tool results of a session: which are live, archived, protected."""
+    """List the tool results of a session.
+
+    For each: live or archived, and which rule protects it.
+    """
     with _opened(url, keys, policy) as archive:
         found = archive.results(session, principal=Principal(org, subject, role or ()))
     if as_json:
@@ -94,6 +98,7 @@ def _results(
 
 
 def _restore(
+    *,
     session: _Session,
     result_id: Annotated[str, typer.Argument(metavar="ID", help="Result ID, such as r3.", show_default=False)],
     url: _Url,
@@ -109,9 +114,9 @@ def _restore(
     out: Annotated[Path | None, typer.Option(help="Write to this new file (mode 0600), not to stdout.")] = None,
     as_json: _Json = False,
 ) -> None:
-    """Give an exact original back: the very bytes, on stdout or in a new file.
+    """Give an exact original back.
 
-    Text comes as UTF-8 (lone surrogates as three bytes each), a list of parts as compact JSON.
+    The very bytes, on stdout or in a new file. Text comes as UTF-8 (lone surrogates as three bytes each), a list of parts as compact JSON.
     """
     if out is not None and out.exists():
         raise typer.BadParameter(f"The file {out} exists: choose another name, nothing is overwritten.")
@@ -173,6 +178,7 @@ def _write_new(path: Path, data: bytes) -> None:
 
 
 def _audit(
+    *,
     url: _Url,
     org: _Org,
     subject: _Subject,
@@ -182,7 +188,10 @@ def _audit(
     start: Annotated[int, typer.Option(min=0, help="First entry to list, from 0.")] = 0,
     as_json: _Json = False,
 ) -> None:
-    """List the audit log of an org and verify it against its head; exit 32 when they disagree."""
+    """List and verify the audit log of an org.
+
+    The entries are hashed and compared with the head; exit 32 when they disagree.
+    """
     with _opened(url, keys, policy) as archive:
         report = archive.audit(principal=Principal(org, subject, role or ()), start=start)
     if as_json:
@@ -229,6 +238,7 @@ def _details(details: Any) -> str:
 
 
 def _resume(
+    *,
     session: _Session,
     url: _Url,
     org: _Org,
@@ -238,7 +248,7 @@ def _resume(
     role: _Roles = None,
     as_json: _Json = False,
 ) -> None:
-    """Lift the suspension of a session, once the cause is understood."""
+    """Let a suspended session archive again."""
     with _opened(url, keys, policy) as archive:
         archive.resume(session, principal=Principal(org, subject, role or ()))
     if as_json:

@@ -61,6 +61,7 @@ def _check(file: _File, as_json: _Json = False) -> None:
 
 
 def _explain(
+    *,
     file: _File,
     tool: Annotated[str, typer.Option("--tool", help="Tool name as the model calls it.", show_default=False)],
     result_tool: Annotated[str | None, typer.Option(help="Tool name on the result, where it differs.")] = None,
@@ -78,7 +79,9 @@ def _explain(
     policy = Policy.load(file)
     tools = (tool,) if result_tool in (None, tool) else (tool, str(result_tool))
     explanation = policy.explain(
-        Facts(tools, frozenset(sensitivity or ()), kind, len(text) if text is not None else size_chars, age_turns, text)
+        Facts(
+            tools, frozenset(sensitivity or ()), kind, len(text) if text is not None else size_chars, age_turns, text
+        )
     )
     if as_json:
         emit_json(explanation)

@@ -66,7 +66,9 @@ def say(*lines: str) -> None:
         print(clean(line))
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[int] = ()) -> None:
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[int] = ()
+) -> None:
     """Print a table; cells are folded, never cut.
 
     Args:

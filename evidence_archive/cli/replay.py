@@ -9,7 +9,6 @@ receipt counts as long as its call), and the originals that come back.
 import json
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ import typer
 from evidence_archive.cli.render import emit_json, percent, say, table
 from evidence_archive.cli.transcripts import Conversation, load
 from evidence_archive.errors import BatchRejectedError
+from evidence_archive.matching import Timeline
 from evidence_archive.model import Principal, encode_exact
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ class Figures:
         tokens_archived: the same with the archive, its own cost included.
         prefix_tokens, prefix_kept_tokens: tokens of all previous requests, and of their heads that the next request
             repeats message for message: what a prompt cache can use.
-        prefix_whole_tokens: the same tokens without the archive, all of which are repeated.
         restores_forced: originals that the recorded model used again after they had left the view: a later
             assistant message holds a word of 8 characters or more that is in an archived original and nowhere in
             the view. An upper bound, since a word may come from elsewhere.
@@ -115,7 +114,6 @@ class MessageTokens:
 
     Args:
         counter: what counts.
-        texts: gives the countable strings of a message; a dialect's ``message_texts``.
     """
 
     def __init__(self, counter: "TokenCounter") -> None:
@@ -161,6 +159,11 @@ class _Player:
         self._tally = tally
         self._tokens_min = tokens_min
         self._batch_min = batch_min
+        timeline = Timeline(tally.dialect)
+        timeline.advance(self._messages)
+        # What a session registers, in the order of its IDs: results with a call whose content encodes exactly.
+        places = (place for place in timeline.places if place.call is not None)
+        self._registered = (place.content for place in places if encode_exact(place.content) is not None)
         self._known = 0
         self._waiting: list[_Waiting] = []
         self._archived: dict[str, Any] = {}
@@ -176,7 +179,7 @@ class _Player:
             if message["role"] != "assistant":
                 continue
             whole_tokens += sum(self._tally.each(self._messages[seen:index]))
-            self._request(index, seen, whole_tokens)
+            self._request(index, whole_tokens)
             self._look_for_forced_restores(message)
             seen = index
         self._compare()
@@ -188,12 +191,12 @@ class _Player:
         self.figures.view_ms.append((perf_counter() - started) * 1000)
         return view
 
-    def _request(self, end: int, seen: int, whole_tokens: int) -> None:
+    def _request(self, end: int, whole_tokens: int) -> None:
         figures = self.figures
         view = self._view(end)
         if self._archive_waiting():
             view = self._view(end)
-        self._note_new_results(seen, end)
+        self._note_new_results()
         tokens = self._tally.each(view)
         figures.requests += 1
         figures.tokens_whole += whole_tokens
@@ -207,18 +210,14 @@ class _Player:
         figures.prefix_kept_tokens += sum(before_tokens[:kept])
         self._previous = (view, tokens)
 
-    def _note_new_results(self, seen: int, end: int) -> None:
+    def _note_new_results(self) -> None:
         """Line up what this view registered with the messages, and remember what is worth archiving."""
         infos = self._session.results()[self._known :]
-        contents = [
-            found.content
-            for message in self._messages[seen:end]
-            for found in self._tally.dialect.read(message).results
-        ]
-        self._known += len(infos)
-        for info, content in zip(infos, contents, strict=True):
-            if info.tokens > self._tokens_min and info.state == "live" and info.protected_by is None:
+        for info in infos:
+            content = next(self._registered)
+            if info.tokens > self._tokens_min and info.protected_by is None:
                 self._waiting.append(_Waiting(info.id, content, self._note(info.tool, content)))
+        self._known += len(infos)
 
     def _note(self, tool: str, content: Any) -> str:
         size = self._tally.dialect.size_chars(content)
@@ -242,7 +241,9 @@ class _Player:
         self._extra_tokens += 2 * (MESSAGE_TOKENS + self._tally.text(call))
         for item in self._waiting:
             self._archived[item.result_id] = item.content
-            self._holders.update(dict.fromkeys(_words(self._tally.dialect.content_texts(item.content)), item.result_id))
+            self._holders.update(
+                dict.fromkeys(_words(self._tally.dialect.content_texts(item.content)), item.result_id)
+            )
         self._waiting = []
         return True
 
@@ -277,22 +278,27 @@ def _words(texts: Iterable[str]) -> Iterator[str]:
 
 
 def play(
-    conversations: Sequence[Conversation], *, place: str, archive: "Archive", tally: MessageTokens,
-    tokens_min: int, batch_min: int,
+    conversations: Sequence[Conversation],
+    *,
+    place: str,
+    archive: "Archive",
+    tally: MessageTokens,
+    tokens_min: int,
+    batch_min: int,
 ) -> Figures:
     """The figures of some conversations, each played in a session of its own.
 
     Args:
         conversations: what was recorded.
-        place: what the figures are called, and the head of the session ids.
-        archive: where they are archived.
+        place: what the figures are called.
+        archive: where they are archived; fresh, since sessions are called ``replay-1`` and so on.
         tally: counts tokens.
         tokens_min: results of more tokens than this are archived.
         batch_min: fewest results of a batch, at least 1.
     """
     figures = Figures(place)
     for number, conversation in enumerate(conversations, 1):
-        session = archive.session(f"{Path(place).name[:200]} {number}", Principal("replay", "replay"))
+        session = archive.session(f"replay-{number}", Principal("replay", "replay"))
         figures.add(_Player(conversation, session, tally, tokens_min, batch_min).play())
     return figures
 
@@ -314,7 +320,7 @@ def _replay(
     batch_min: Annotated[int, typer.Option(min=1, help="Fewest results of a batch.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Measure what archiving would have saved on recorded conversations.
+    """Measure archiving on recorded conversations.
 
     A FILE holds chat-completions messages: a JSON list, an object with a list under "messages", or JSON Lines of
     these. Nothing is kept: the store and its keys are thrown away. Exit 1 when an original did not come back equal.

@@ -24,6 +24,7 @@ __all__ = [
     "RESTORE_DENIED",
     "RESTORE_FAILED",
     "RESTORE_GRANTED",
+    "SESSION_DENIED",
     "SESSION_OPENED",
     "SESSION_RESUMED",
     "SESSION_SUSPENDED",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 SESSION_OPENED = "session.opened"
+SESSION_DENIED = "session.denied"
 POLICY_LOADED = "policy.loaded"
 KEY_CREATED = "key.created"
 BATCH_ACCEPTED = "batch.accepted"
@@ -47,6 +49,7 @@ LABEL_SET = "label.set"
 EVENTS = frozenset(
     {
         SESSION_OPENED,
+        SESSION_DENIED,
         POLICY_LOADED,
         KEY_CREATED,
         BATCH_ACCEPTED,

@@ -193,7 +193,7 @@ def seal_original(
 
 
 def open_original(
-    envelope: bytes | memoryview,
+    envelope: object,
     *,
     slot: Slot,
     dek: bytes,
@@ -206,7 +206,8 @@ def open_original(
     The whole envelope is in memory, at most ``envelope_bytes(SEALED_BYTES_MAX)``.
 
     Args:
-        envelope: the stored bytes.
+        envelope: the stored ``bytes`` or a ``memoryview`` of them; a database that hands back anything else holds no
+            envelope.
         slot: the place the caller asked for, from the request and the row.
         dek: the original's key.
         original_id, dek_id: as the row names them, 16 bytes each.
@@ -216,6 +217,8 @@ def open_original(
         SealBrokenError: these bytes are not what was sealed with this key, in this place.
         UnsupportedVersionError: it is an envelope, in a version, suite or with flags this library does not know.
     """
+    if not isinstance(envelope, bytes | memoryview):
+        raise SealBrokenError(_BROKEN)
     header = bytes(envelope[:_HEADER_BYTES])
     if len(original_id) != _ID_BYTES or header != _HEAD + original_id + dek_id:
         _refuse(header)
@@ -231,7 +234,7 @@ def open_original(
         data = _unpack(data, size)
     if size != b"%d" % len(data) or not hmac.compare_digest(sha256(data).digest(), digest):
         raise SealBrokenError(_BROKEN)
-    return Opened(data, encoding, digest, acl, trust.decode("utf-8", "surrogatepass"))
+    return Opened(data, encoding, digest, acl, trust)
 
 
 _BROKEN = "A sealed original does not open: its bytes, its place or its key are not what was sealed."
@@ -274,7 +277,7 @@ def _decrypt(message: memoryview, dek: bytes, context: bytes) -> bytes:
         raise SealBrokenError(_BROKEN) from error
 
 
-def _read_meta(meta: bytes) -> tuple[bytes, bytes, str, bool, bytes, bytes, bytes]:
+def _read_meta(meta: bytes) -> tuple[bytes, bytes, str, bool, bytes, bytes, str]:
     """Digest, size, encoding, whether compressed, stored size, facts and trust label; sizes still in decimal."""
     try:
         fields = [value for value in ce_read(meta) if value is not None]
@@ -287,7 +290,11 @@ def _read_meta(meta: bytes) -> tuple[bytes, bytes, str, bool, bytes, bytes, byte
     _, digest, size, encoding, compression, stored_size, acl, trust = fields
     if encoding not in _ENCODINGS or compression not in _COMPRESSIONS:
         raise UnsupportedVersionError(_NEWER)
-    return digest, size, _ENCODINGS[encoding], _COMPRESSIONS[compression], stored_size, acl, trust
+    try:
+        label = trust.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise SealBrokenError(_BROKEN) from error
+    return digest, size, _ENCODINGS[encoding], _COMPRESSIONS[compression], stored_size, acl, label
 
 
 def _unpack(packed: bytes, size: bytes) -> bytes:

@@ -331,12 +331,12 @@ def row_seal(key: bytes, table: bytes, fields: Iterable[SealedValue]) -> bytes:
     return hmac.digest(key, b"".join((_ROW_SEAL, ce(table, bytes(kinds)), *out)), "sha256")
 
 
-def check_row_seal(key: bytes, table: bytes, fields: Iterable[SealedValue], seal: bytes) -> None:
+def check_row_seal(key: bytes, table: bytes, fields: Iterable[SealedValue], seal: object) -> None:
     """Returns only if the seal is that of this row; compared in constant time.
 
     Args:
         key, table, fields: as in :func:`row_seal`.
-        seal: the stored seal.
+        seal: the stored seal, whatever the database handed back for it.
 
     Raises:
         SealBrokenError: it is not, or a value has a type that is never written.
@@ -345,5 +345,5 @@ def check_row_seal(key: bytes, table: bytes, fields: Iterable[SealedValue], seal
         expected = row_seal(key, table, fields)
     except FormatError as error:
         raise SealBrokenError(_ROW_BROKEN) from error
-    if not hmac.compare_digest(expected, bytes(seal)):
+    if not isinstance(seal, bytes | memoryview) or not hmac.compare_digest(expected, bytes(seal)):
         raise SealBrokenError(_ROW_BROKEN)

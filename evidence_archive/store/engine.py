@@ -191,7 +191,7 @@ class SqliteEngine:
                 driver = connection.connection.driver_connection
                 if driver is not None and driver.in_transaction:
                     driver.rollback()
-            except Exception:  # noqa: BLE001 - the connection is in an unknown state; whatever it was, drop it
+            except Exception:
                 connection.invalidate()
             raise
 

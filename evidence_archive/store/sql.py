@@ -50,18 +50,14 @@ _SELECT_SESSIONS = (
 _SELECT_SCOPE = select(t.SCOPES).where(_K.org == bindparam("org"), _K.scope_id == bindparam("scope_id"))
 _SELECT_RESULTS = (
     select(t.RESULTS)
-    .where(
-        _R.org == bindparam("org"), _R.scope_id == bindparam("scope_id"), _R.version > bindparam("after_version")
-    )
+    .where(_R.org == bindparam("org"), _R.scope_id == bindparam("scope_id"), _R.version > bindparam("after_version"))
     .order_by(_R.number)
 )
 _FIND = (
     select(t.SESSIONS, t.SCOPES, t.RESULTS)
     .join(t.SCOPES, (_K.org == _S.org) & (_K.scope_id == _S.scope_id))
     .join(t.RESULTS, (_R.org == _S.org) & (_R.scope_id == _S.scope_id))
-    .where(
-        _S.org == bindparam("org"), _S.session_id == bindparam("session_id"), _R.number == bindparam("number")
-    )
+    .where(_S.org == bindparam("org"), _S.session_id == bindparam("session_id"), _R.number == bindparam("number"))
 )
 _SELECT_ENVELOPE = select(t.ORIGINALS.c.envelope).where(
     t.ORIGINALS.c.org == bindparam("org"), t.ORIGINALS.c.original_id == bindparam("original_id")
@@ -130,9 +126,7 @@ class SqlReader:
 
     def sessions(self, after: str, count: int) -> list[SessionRow]:
         """Up to ``count`` sessions with ids above ``after``, by id."""
-        return [
-            _SESSION.opened(self._row_key, row) for row in self._all(_SELECT_SESSIONS, after=after, count=count)
-        ]
+        return [_SESSION.opened(self._row_key, row) for row in self._all(_SELECT_SESSIONS, after=after, count=count)]
 
     def scope(self, scope_id: bytes) -> ScopeRow | None:
         """A wrapped scope key."""
@@ -201,17 +195,13 @@ class SqlWriter(SqlReader):
     def _insert(self, shape: Shape[Any], rows: Sequence[Any]) -> None:
         if rows:
             names = _NAMES[shape]
-            values = [
-                dict(zip(names, shape.values(self._org, self._row_key, row), strict=True)) for row in rows
-            ]
+            values = [dict(zip(names, shape.values(self._org, self._row_key, row), strict=True)) for row in rows]
             self._connection.execute(_INSERTS[shape], values)
 
     def _update(self, shape: Shape[Any], rows: Sequence[Any]) -> None:
         if rows:
             names = _UPDATE_NAMES[shape]
-            values = [
-                dict(zip(names, shape.values(self._org, self._row_key, row), strict=True)) for row in rows
-            ]
+            values = [dict(zip(names, shape.values(self._org, self._row_key, row), strict=True)) for row in rows]
             changed = self._connection.execute(_UPDATES[shape], values).rowcount
             if changed != len(rows):
                 raise StoreError(f"{changed} of {len(rows)} rows of {shape.table.name} were there to be changed.")

@@ -43,7 +43,11 @@ def _int(*, key: bool = False, null: bool = False, unsealed_because: str | None 
     info = {"unsealed_because": unsealed_because} if unsealed_because else {}
     return Field(
         sa_column=Column(
-            BigInteger().with_variant(Integer, "sqlite"), primary_key=key, nullable=null, autoincrement=False, info=info
+            BigInteger().with_variant(Integer, "sqlite"),
+            primary_key=key,
+            nullable=null,
+            autoincrement=False,
+            info=info,
         )
     )
 

@@ -1,1 +1,1 @@
-
+"""Numbered migrations; run by the store when it opens."""

@@ -2,12 +2,14 @@
 
 from alembic import context
 
-from evidence_archive.store import tables
+from sqlmodel import SQLModel
+
+from evidence_archive.store import tables  # noqa: F401 - fills the metadata
 
 connection = context.config.attributes["connection"]
 context.configure(
     connection=connection,
-    target_metadata=tables.SQLModel.metadata,
+    target_metadata=SQLModel.metadata,
     version_table="evidence_archive_version",
     transactional_ddl=False,
 )

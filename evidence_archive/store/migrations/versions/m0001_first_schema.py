@@ -15,6 +15,7 @@ def _integer() -> sa.types.TypeEngine[int]:
 
 
 def upgrade() -> None:
+    """Make every table."""
     op.create_table(
         "orgs",
         sa.Column("org", sa.Text(), primary_key=True, nullable=False),

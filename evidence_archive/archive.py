@@ -1,0 +1,322 @@
+"""The door: open a store with keys and a policy, open sessions, restore for whoever may."""
+
+import os
+import re
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from evidence_archive.clock import SystemClock
+from evidence_archive.dialects import dialect as dialect_named
+from evidence_archive.errors import FormatError, MisuseError, NotAvailableError
+from evidence_archive.excerpt import Selector, parse_selector
+from evidence_archive.keys import open_provider
+from evidence_archive.model import Principal, Restored, ResultInfo, checked_name, format_result_id, format_time
+from evidence_archive.policy import Policy
+from evidence_archive.ports import Clock, Entropy, KeyProvider, SessionRow, Store, TokenCounter
+from evidence_archive.proof import leaf as audit
+from evidence_archive.session import Session, part_of
+from evidence_archive.tokens import default_counter
+from evidence_archive.vault import AuditReport, Surroundings, Vault, facts_of, open_vault
+
+if TYPE_CHECKING:
+    from evidence_archive.vault import ScopeKeys
+
+__all__ = ["Archive"]
+
+_PASSWORD = re.compile(r"://[^/@]*@")
+
+
+class Archive:
+    """A store of originals with its keys and policy; a context manager. Thread-safe.
+
+    Make one with :meth:`open`; the constructor is for a store of your own.
+
+    Args:
+        store: satisfies :class:`evidence_archive.Store`.
+        keys: a key provider.
+        policy: the rules.
+        counter: counts tokens; tiktoken's ``o200k_base`` by default.
+        clock, entropy: for tests.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        keys: KeyProvider,
+        policy: Policy,
+        counter: TokenCounter | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> None:
+        self.policy = policy
+        self._around = Surroundings(
+            store, keys, policy, counter or default_counter(), clock or SystemClock(), entropy
+        )
+        self._vaults: dict[str, Vault] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._url = ""
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        keys: str | os.PathLike[str] | KeyProvider,
+        policy: str | os.PathLike[str] | Policy | None = None,
+        objects: None = None,
+        create: bool = True,
+        counter: TokenCounter | None = None,
+        clock: Clock | None = None,
+    ) -> Self:
+        """An archive that is ready for sessions.
+
+        Args:
+            url: ``sqlite:///evidence.db`` (four slashes for an absolute path).
+            keys: path of a key file made by ``evidence-archive keys new``, ``"env:NAME"``, or a provider.
+            policy: path of a TOML file, a policy, or ``None`` for the built-in default.
+            objects: has to be ``None``; originals lie in the database, up to ``original_bytes_max`` each.
+            create: make the database where it does not exist.
+            counter, clock: instead of tiktoken and the system's clock.
+
+        Raises:
+            PolicyError: the policy cannot be used.
+            KeyNotFoundError, KeyringError: the keys are missing, malformed, or readable by others.
+            StoreUnavailableError: the database cannot be reached, or is missing and ``create`` is false.
+            StoreError: the URL cannot be used.
+            UnsupportedVersionError: a newer version of this library wrote the database.
+        """
+        if objects is not None:
+            raise FormatError("This version stores originals in the database: leave objects at None.")
+        if policy is None:
+            policy = Policy.default()
+        elif not isinstance(policy, Policy):
+            policy = Policy.load(policy)
+        provider = open_provider(keys)
+        from evidence_archive.store import open_store  # loads SQLAlchemy, which importing the package must not
+
+        store = open_store(url, create=create, wait_ms=policy.limits.store_wait_ms_max)
+        archive = cls(store, keys=provider, policy=policy, counter=counter, clock=clock)
+        archive._url = _PASSWORD.sub("://", url)
+        return archive
+
+    def __repr__(self) -> str:
+        return f"Archive({self._url!r}, policy={self.policy.name!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the store; idempotent. Sessions of this archive are then misused."""
+        with self._lock:
+            self._closed = True
+            for vault in self._vaults.values():
+                vault.closed = True
+            self._around.store.close()
+
+    def _vault(self, org: str) -> Vault:
+        with self._lock:
+            if self._closed:
+                raise MisuseError("This archive was closed: open it again.")
+            vault = self._vaults.get(org)
+            if vault is None:
+                vault = self._vaults[org] = open_vault(self._around, org)
+            return vault
+
+    # --- sessions -------------------------------------------------------------------------------------------------
+
+    def session(self, id: str, principal: Principal, dialect: str = "chat", tools: bool = True) -> Session:
+        """A session: opened anew, or gone on with where it stands, in this or any other process.
+
+        Args:
+            id: 1 to 256 characters; opaque.
+            principal: who asks. The first subject to open a session owns it; nobody else may open it.
+            dialect: form of the messages: ``chat`` (OpenAI chat completions).
+            tools: whether the model is offered ``archive_evidence`` and ``restore_evidence``.
+
+        Raises:
+            NotAvailableError: another subject owns it.
+            FormatError: the id or dialect cannot be used, or the session was opened in another dialect.
+            KeyringError, StoreError, IntegrityError: keys, store or stored bytes are not as they should be.
+            MisuseError: the archive was closed, or opened in another process.
+        """
+        checked_name(id, "session id")
+        lens = dialect_named(dialect)
+        vault = self._vault(principal.org)
+        row, keys = _opened_session(vault, principal, id, dialect)
+        if row.dialect != dialect:
+            raise FormatError(f"This session was opened in the dialect {row.dialect}: open it in that one.")
+        return Session(vault, principal, row, keys, lens, tools=tools)
+
+    # --- for whoever may ------------------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        session_id: str,
+        result_id: str,
+        *,
+        principal: Principal,
+        lines: str | None = None,
+        pattern: str | None = None,
+        context_lines: int | None = None,
+        pointer: str | None = None,
+        reason: str | None = None,
+    ) -> Restored:
+        """The exact original of any session of the principal's org that the policy opens to it, or a part of it.
+
+        The grant, or the denial, is in the audit log before this returns or raises.
+
+        Args:
+            session_id, result_id: whose and which; malformed ones are simply unknown.
+            principal: who asks.
+            lines, pattern, context_lines, pointer: at most one selector, as in ``restore_evidence``.
+            reason: kept sealed with the audit entry.
+
+        Raises:
+            NotAvailableError: unknown, another org's, not archived, or forbidden; they cannot be told apart.
+            FormatError: a selector is malformed, or names a part that is not there.
+            SealBrokenError: stored bytes were changed; archiving in that session is suspended.
+            KeyringError, StoreError: keys or store are not at hand; nothing was released.
+            MisuseError: the archive was closed, or opened in another process.
+        """
+        selector = parse_selector(lines, pattern, context_lines, pointer)
+        vault = self._vault(principal.org)
+        found = vault.find(principal, session_id, result_id)
+        if found.row.part is not None:
+            if not selector.is_whole:
+                raise FormatError(f"This is a copy of a part; ask {format_result_id(found.origin.number)} itself.")
+            selector = Selector.from_canonical(found.row.part.decode("utf-8", "surrogatepass"))
+        opened = vault.opened(principal, found)
+        restored = part_of(
+            opened, selector, dialect_named(found.session.dialect), self.policy.limits.pattern_matches_max
+        )
+        vault.granted(principal, found, part=selector.kind, reason=reason)
+        return restored
+
+    def results(self, session_id: str, *, principal: Principal) -> list[ResultInfo]:
+        """What a session holds, for its owner and for whoever may restore at least one of its originals.
+
+        Others get only the results they may restore; the content of none is shown.
+
+        Args:
+            session_id: of a session of the principal's org.
+            principal: who asks.
+
+        Raises:
+            NotAvailableError: there is no such session here, or nothing in it for this principal.
+            KeyringError, StoreError, IntegrityError: keys, store or stored bytes are not as they should be.
+            MisuseError: the archive was closed, or opened in another process.
+        """
+        vault = self._vault(principal.org)
+        told: list[ResultInfo] = []
+        with vault.store.reading(vault.store_wait_ms) as reader:
+            session = reader.session(session_id) if isinstance(session_id, str) else None
+            rows = [] if session is None else reader.results(session.scope_id, -1)
+        owner = session is not None and session.subject == principal.subject
+        for row in rows:
+            if row.own in (None, "copy") and (
+                owner or (session is not None and vault.may_restore(principal, session.subject, row))
+            ):
+                decision = self.policy.decide_archive(facts_of(row))
+                told.append(
+                    ResultInfo(
+                        id=format_result_id(row.number),
+                        tool=row.tool_name.decode("utf-8", "replace"),
+                        tokens=row.tokens,
+                        state=row.state,
+                        protected_by=decision.rule_id if decision.effect == "never" and row.state == "live" else None,
+                        restored_from=None if row.origin is None else format_result_id(row.origin),
+                        observed_at=format_time(row.observed_at_us),
+                    )
+                )
+        if not owner and not told:
+            raise NotAvailableError
+        return told
+
+    def audit(self, *, principal: Principal, start: int = 0) -> AuditReport:
+        """The org's audit log, rehashed from its first entry.
+
+        The host decides who may ask: entries hold ids, counts and statuses, never evidence.
+
+        Args:
+            principal: whose org.
+            start: sequence number of the first entry to return, from 0; all are rehashed.
+
+        Raises:
+            KeyringError, StoreError, IntegrityError: keys, store or stored bytes are not as they should be.
+            MisuseError: the archive was closed, or opened in another process.
+        """
+        return self._vault(principal.org).audit_report(start)
+
+    def resume(self, session_id: str, *, principal: Principal) -> None:
+        """Lift a suspension that stored bytes caused, once the operator has looked into it.
+
+        Args:
+            session_id: of a session of the principal's org.
+            principal: who answers for it; audited.
+
+        Raises:
+            NotAvailableError: there is no such session here.
+            StoreError, IntegrityError: the store cannot be written, or is still not as it should be.
+            MisuseError: the archive was closed, or opened in another process.
+        """
+        self._vault(principal.org).resume(principal, session_id)
+
+
+def _opened_session(
+    vault: Vault, principal: Principal, session_id: str, dialect: str
+) -> "tuple[SessionRow, ScopeKeys]":
+    """The session's row and keys; made exclusively where it is new, its policy noted in the log where that is new."""
+    with vault.store.reading(vault.store_wait_ms) as reader:
+        row = reader.session(session_id)
+        scope = None if row is None else reader.scope(row.scope_id)
+        known_policy = reader.head().policy_digest == vault.policy.digest
+    if row is None or not known_policy:
+        new_scope, new_keys = vault.new_scope()
+        with vault.store.writing(vault.store_wait_ms, audited=True) as writer:
+            leaves = []
+            if writer.head().policy_digest != vault.policy.digest:
+                details = {"name": vault.policy.name, "version": vault.policy.version}
+                leaves.append(vault.leaf(audit.POLICY_LOADED, principal.subject, details=details))
+            row = writer.session(session_id)
+            if row is None:
+                row = SessionRow(
+                    session_id=session_id,
+                    scope_id=new_keys.scope_id,
+                    subject=principal.subject,
+                    dialect=dialect,
+                    tag=vault.around.entropy(2).hex(),
+                    version=0,
+                    next_number=1,
+                    suspended=None,
+                    batches=0,
+                    restores=0,
+                    tokens_saved=0,
+                    created_at_us=vault.around.clock.now_us(),
+                )
+                writer.insert_session(row, new_scope)
+                leaves.append(
+                    vault.leaf(
+                        audit.SESSION_OPENED,
+                        principal.subject,
+                        session_id=session_id,
+                        details={"dialect": dialect, "kek_version": new_scope.kek_version},
+                    )
+                )
+            scope = writer.scope(row.scope_id)
+            if leaves:
+                writer.append(leaves, vault.policy.digest)
+    if row.subject != principal.subject:
+        with vault.store.writing(vault.store_wait_ms, audited=True) as writer:
+            writer.append([vault.leaf(audit.SESSION_DENIED, principal.subject, session_id=session_id)])
+        raise NotAvailableError
+    if scope is None:
+        raise NotAvailableError
+    return row, vault.scope_keys(scope)

@@ -1,0 +1,623 @@
+"""One org's keys, store and audit log, and the one read path there is.
+
+A restore goes: find by org, session and number in one statement -> check the rows' seals -> permission -> open in
+memory (cipher, length and sha256 agree) -> commit the audit entry -> release. If the entry cannot be committed,
+nothing is released; what is unknown, foreign and forbidden takes the same path and ends in the same error.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from evidence_archive import access
+from evidence_archive.errors import (
+    AuditBrokenError,
+    EvidenceArchiveError,
+    FormatError,
+    IntegrityError,
+    MisuseError,
+    NotAvailableError,
+    SealBrokenError,
+    StoreBusyError,
+)
+from evidence_archive.keys import unwrap_checked
+from evidence_archive.model import (
+    Content,
+    Facts,
+    Principal,
+    Provenance,
+    checked_name,
+    decode_exact,
+    format_result_id,
+    parse_result_id,
+)
+from evidence_archive.policy import Policy
+from evidence_archive.ports import (
+    Clock,
+    Entropy,
+    KeyProvider,
+    OrgRow,
+    OrgStore,
+    ResultRow,
+    ScopeRow,
+    SessionRow,
+    Store,
+    TokenCounter,
+    Writer,
+)
+from evidence_archive.proof import leaf as audit
+from evidence_archive.proof.merkle import Frontier, leaf_hash
+from evidence_archive.sealing.envelope import Slot, open_original
+from evidence_archive.sealing.keyring import (
+    OrgKeys,
+    open_closed,
+    org_keys,
+    tag_key,
+    wrap,
+    wrap_context,
+)
+
+__all__ = ["AuditReport", "Found", "Opened", "ScopeKeys", "Surroundings", "Vault", "facts_of", "open_vault"]
+
+LEAVES_PER_READ = 1_000
+"""Audit entries fetched at once."""
+
+_GENERATION = 1
+_TRUST = "tool-output"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What an archive hands to everything below it."""
+
+    store: Store
+    keys: KeyProvider
+    policy: Policy
+    counter: TokenCounter
+    clock: Clock
+    entropy: Entropy = os.urandom
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeKeys:
+    """A session's key, and the tag key derived from it."""
+
+    scope_id: bytes
+    key: bytes = field(repr=False)
+    tag: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A result that a principal may have, as it was found."""
+
+    session: SessionRow
+    scope: ScopeRow
+    row: ResultRow
+    origin: ResultRow
+    """Whose envelope holds the bytes: the row itself, or what a restored copy was taken from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An original, opened and checked, not yet released."""
+
+    content: Content = field(repr=False)
+    sha256: str
+    size_bytes: int
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """An org's audit log, read and rehashed.
+
+    Args:
+        size: entries the head counts.
+        root_hex: RFC 6962 root over the entries as they were read.
+        intact: every entry is there, decodes, and hashes to what the head holds. An empty log is not intact.
+        findings: what is wrong, one sentence each.
+        entries: from ``start`` on.
+    """
+
+    size: int
+    root_hex: str
+    intact: bool
+    findings: tuple[str, ...]
+    entries: tuple[audit.Leaf, ...]
+
+
+def facts_of(row: ResultRow, *, age_turns: int = 0, text: str | None = None) -> Facts:
+    """What a policy may know of a stored result.
+
+    Args:
+        row: the result, or for a restored copy what it was taken from.
+        age_turns: assistant messages after it.
+        text: its text, where a rule asks for it.
+    """
+    called = row.tool_name.decode("utf-8", "surrogatepass")
+    named = None if row.result_tool_name is None else row.result_tool_name.decode("utf-8", "surrogatepass")
+    return Facts(
+        tools=(called,) if named is None or named == called else (called, named),
+        sensitivity=frozenset(filter(None, row.sensitivity.split("\n"))),
+        kind=row.kind,
+        size_chars=row.size_chars,
+        age_turns=age_turns,
+        text=text,
+    )
+
+
+class Vault:
+    """One org as the core uses it; made by :func:`open_vault`.
+
+    Args:
+        around: store, keys, policy, clock, counter, entropy.
+        row: the org's row, checked.
+        keys: the org's derived keys.
+        store: the store scoped to the org.
+    """
+
+    def __init__(self, around: Surroundings, row: OrgRow, keys: OrgKeys, store: OrgStore) -> None:
+        self.org = row.org
+        self.deployment = row.deployment
+        self.around = around
+        self.policy = around.policy
+        self.store = store
+        self.closed = False
+        self.log = structlog.get_logger("evidence_archive").bind(org=row.org)
+        self._keys = keys
+        self._scopes: dict[bytes, ScopeKeys] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def store_wait_ms(self) -> int:
+        """How long a write or a restore may wait for a lock."""
+        return self.policy.limits.store_wait_ms_max
+
+    def usable(self) -> None:
+        """Return only if the archive is open.
+
+        Raises:
+            MisuseError: it was closed.
+        """
+        if self.closed:
+            raise MisuseError("This archive was closed: open it again.")
+
+    # --- audit --------------------------------------------------------------------------------------------------
+
+    def leaf(
+        self,
+        event: str,
+        subject: str,
+        *,
+        session_id: str | None = None,
+        batch_id: str | None = None,
+        details: Mapping[str, Any] | None = None,
+        reason: str | None = None,
+    ) -> Callable[[int], bytes]:
+        """An audit entry that waits for its sequence number.
+
+        Args:
+            event, subject, session_id, batch_id, details: see :class:`evidence_archive.proof.leaf.Leaf`.
+            reason: what somebody gave as the reason; it is stored sealed.
+        """
+        time_us = self.around.clock.now_us()
+
+        def build(seq: int) -> bytes:
+            sealed = None
+            if reason is not None:
+                sealed = wrap(self._keys.audit, reason.encode("utf-8", "surrogatepass"), self._reason_context(seq))
+            return audit.encode_leaf(
+                org=self.org,
+                seq=seq,
+                time_us=time_us,
+                event=event,
+                subject=subject,
+                session_id=session_id,
+                batch_id=batch_id,
+                policy_digest=self.policy.digest,
+                details=details,
+                sealed_reason=sealed,
+            )
+
+        return build
+
+    def _reason_context(self, seq: int) -> bytes:
+        return b"evidence-archive/v1/reason\x00" + self.deployment + self.org.encode() + b"\x00%d" % seq
+
+    def audit_report(self, start: int) -> AuditReport:
+        """The org's log, rehashed from its first entry; entries from ``start`` on are returned decoded."""
+        findings: list[str] = []
+        entries: list[audit.Leaf] = []
+        frontier = Frontier()
+        last = None
+        with self.store.reading(self.store_wait_ms) as reader:
+            head = reader.head()
+            while rows := reader.leaves(frontier.size, LEAVES_PER_READ):
+                for seq, data in rows:
+                    if seq != frontier.size:
+                        findings.append(f"Entry {frontier.size} is missing.")
+                        break
+                    last = leaf_hash(data)
+                    frontier.append(last)
+                    try:
+                        entry = audit.decode_leaf(data)
+                        if (entry.org, entry.seq) != (self.org, seq):
+                            raise AuditBrokenError("It belongs elsewhere.")
+                    except EvidenceArchiveError:
+                        findings.append(f"Entry {seq} is not one this library wrote for this place.")
+                        continue
+                    if seq >= start:
+                        entries.append(entry)
+                else:
+                    continue
+                break
+        if frontier.size != head.size:
+            findings.append(f"The head counts {head.size} entries, {frontier.size} are there in order.")
+        elif frontier.to_bytes() != head.frontier or last != head.last_leaf_hash:
+            findings.append("The entries do not hash to what the head holds.")
+        if head.size == 0:
+            findings.append("The log is empty: nothing was checked.")
+        return AuditReport(head.size, frontier.root().hex(), not findings, tuple(findings), tuple(entries))
+
+    # --- keys ---------------------------------------------------------------------------------------------------
+
+    def new_scope(self) -> tuple[ScopeRow, ScopeKeys]:
+        """A new session key, wrapped under the org's key-encryption key."""
+        around = self.around
+        scope_id, key = around.entropy(16), around.entropy(32)
+        version = around.keys.current_version(self.org)
+        row = ScopeRow(
+            scope_id=scope_id,
+            wrapped=around.keys.wrap(self.org, version, key, self._scope_context(scope_id, version)),
+            kek_version=version,
+            kek_fingerprint=around.keys.fingerprint(self.org, version),
+            generation=_GENERATION,
+            created_at_us=around.clock.now_us(),
+        )
+        return row, ScopeKeys(scope_id, key, tag_key(key))
+
+    def scope_keys(self, row: ScopeRow) -> ScopeKeys:
+        """A session's keys; the provider is asked once per session."""
+        with self._lock:
+            keys = self._scopes.get(row.scope_id)
+        if keys is None:
+            key = unwrap_checked(
+                self.around.keys,
+                self.org,
+                version=row.kek_version,
+                fingerprint=row.kek_fingerprint,
+                wrapped=row.wrapped,
+                context=self._scope_context(row.scope_id, row.kek_version),
+            )
+            keys = ScopeKeys(row.scope_id, key, tag_key(key))
+            with self._lock:
+                self._scopes[row.scope_id] = keys
+        return keys
+
+    def _scope_context(self, scope_id: bytes, version: int) -> bytes:
+        return wrap_context(
+            "scope",
+            deployment=self.deployment,
+            org=self.org,
+            scope_id=scope_id,
+            child=None,
+            generation=_GENERATION,
+            kek_version=version,
+        )
+
+    def open_closed(self, keys: ScopeKeys, row: ResultRow) -> tuple[bytes, str]:
+        """The key and the note of an archived result."""
+        if row.closed is None:
+            raise SealBrokenError("An archived result has no sealed key: its row was changed.")
+        return open_closed(
+            keys.key,
+            row.closed,
+            deployment=self.deployment,
+            org=self.org,
+            scope_id=keys.scope_id,
+            original_id=row.original_id,
+            dek_id=row.dek_id,
+            result_id=format_result_id(row.number),
+        )
+
+    # --- where an original lies -----------------------------------------------------------------------------------
+
+    def slot(self, session_id: str, row: ResultRow) -> Slot:
+        """The place an original is bound to."""
+        return Slot(
+            deployment=self.deployment,
+            org=self.org,
+            session_id=session_id,
+            result_id=format_result_id(row.number),
+            tool_call_id=row.call_id,
+            tool_name=row.tool_name.decode("utf-8", "surrogatepass"),
+            kind=row.kind,
+            media_type=row.media_type,
+            observed_at_us=row.observed_at_us,
+        )
+
+    def provenance(self, session_id: str, row: ResultRow) -> Provenance:
+        """Where a result comes from, for people."""
+        return Provenance(
+            org=self.org,
+            session_id=session_id,
+            result_id=format_result_id(row.number),
+            tool_name=row.tool_name.decode("utf-8", "surrogatepass"),
+            tool_call_id=row.call_id.decode("utf-8", "surrogatepass"),
+            kind=row.kind,
+            sensitivity=tuple(filter(None, row.sensitivity.split("\n"))),
+            media_type=row.media_type,
+            observed_at_us=row.observed_at_us,
+            observed_by=row.observed_by,
+        )
+
+    # --- the read path --------------------------------------------------------------------------------------------
+
+    def find(
+        self, principal: Principal, session_id: object, result_id: object, *, also: "Also | None" = None
+    ) -> Found:
+        """A result the principal may have.
+
+        Args:
+            principal: who asks; of this vault's org.
+            session_id, result_id: as asked for; malformed ones are as unknown as unknown ones.
+            also: written with the audit entry of a denial.
+
+        Raises:
+            NotAvailableError: unknown, foreign, not archived or forbidden; the denial is in the log.
+            SealBrokenError: a row on the way does not verify; the session is suspended.
+        """
+        name, number = _asked(session_id, result_id)
+        try:
+            with self.store.reading(self.store_wait_ms) as reader:
+                found = reader.find(name, number)
+                if found is not None:
+                    session, scope, row = found
+                    if row.state == "archived" and self._may(principal, session, row):
+                        origin = row
+                        if row.origin is not None:
+                            held = reader.find(name, row.origin)
+                            if held is None:
+                                raise SealBrokenError("What a copy was taken from is gone: its row was removed.")
+                            origin = held[2]
+                        return Found(session, scope, row, origin)
+        except IntegrityError:
+            self.failed(principal, name, number, "integrity")
+            raise
+        self.denied(principal, name, number, also=also)
+        raise NotAvailableError
+
+    def _may(self, principal: Principal, session: SessionRow, row: ResultRow) -> bool:
+        return access.decide(principal, self.org, session.subject, self.policy.restore_openings(facts_of(row)))
+
+    def may_restore(self, principal: Principal, owner: str, row: ResultRow) -> bool:
+        """Whether a principal could have this result back."""
+        return access.decide(principal, self.org, owner, self.policy.restore_openings(facts_of(row)))
+
+    def opened(self, principal: Principal, found: Found) -> Opened:
+        """The original in memory, checked; it may be released only after :meth:`granted`.
+
+        Raises:
+            SealBrokenError: it does not open, or is gone; the failure is logged and the session suspended.
+            KeyringError: the keys at hand are not its keys.
+        """
+        origin = found.origin
+        try:
+            keys = self.scope_keys(found.scope)
+            dek, _ = self.open_closed(keys, origin)
+            if origin.original_id is None or origin.dek_id is None or origin.sealed_size is None:
+                raise SealBrokenError("An archived result names no original: its row was changed.")
+            with self.store.peeking(self.store_wait_ms) as reader:
+                envelope = reader.envelope(origin.original_id)
+            if envelope is None:
+                raise SealBrokenError("A sealed original is gone: it was removed outside this library.")
+            opened = open_original(
+                envelope,
+                slot=self.slot(found.session.session_id, origin),
+                dek=dek,
+                original_id=origin.original_id,
+                dek_id=origin.dek_id,
+                sealed_size=origin.sealed_size,
+            )
+            content = decode_exact(opened.data, opened.encoding)
+        except (IntegrityError, FormatError):
+            self.failed(principal, found.session.session_id, found.row.number, "integrity")
+            raise
+        return Opened(
+            content,
+            opened.sha256.hex(),
+            len(opened.data),
+            self.provenance(found.session.session_id, origin),
+        )
+
+    def granted(
+        self, principal: Principal, found: Found, *, part: str | None, reason: str | None, also: "Also | None" = None
+    ) -> None:
+        """Commit the audit entry of a grant; only then may the original be released.
+
+        Args:
+            part: which part is released, in the form it is stored, without free text; ``None`` for the whole.
+            reason: what was given as the reason; stored sealed.
+            also: writes more in the same transaction (the copy that an answer adds to a conversation).
+
+        Raises:
+            StoreBusyError: the result changed meanwhile; nothing is released.
+        """
+        session_id, number = found.session.session_id, found.row.number
+        with self.store.writing(self.store_wait_ms, audited=True) as writer:
+            again = writer.find(session_id, number)
+            if again is None or again[2] != found.row:
+                raise StoreBusyError("The result changed while it was restored: ask again.")
+            session = again[0]
+            session.restores += 1
+            if also is not None:
+                also(writer, session)
+            writer.update_session(session)
+            details = {"result": format_result_id(number), "part": part}
+            writer.append(
+                [
+                    self.leaf(
+                        audit.RESTORE_GRANTED,
+                        principal.subject,
+                        session_id=session_id,
+                        details=details,
+                        reason=reason,
+                    )
+                ]
+            )
+        self.log.info(
+            "evidence_archive.restored",
+            session=session_id,
+            result=format_result_id(number),
+            subject=principal.subject,
+        )
+
+    def denied(
+        self,
+        principal: Principal,
+        session_id: str,
+        number: int,
+        *,
+        why: str = "not_available",
+        also: "Also | None" = None,
+    ) -> None:
+        """Commit the audit entry of a denial, with the same statements whatever its cause."""
+        details = {"result": format_result_id(number), "why": why}
+        with self.store.writing(self.store_wait_ms, audited=True) as writer:
+            if also is not None:
+                self._with_session(writer, session_id, also)
+            writer.append(
+                [self.leaf(audit.RESTORE_DENIED, principal.subject, session_id=session_id or None, details=details)]
+            )
+        self.log.warning("evidence_archive.denied", session=session_id, subject=principal.subject)
+
+    @staticmethod
+    def _with_session(writer: Writer, session_id: str, also: "Also") -> None:
+        session = writer.session(session_id)
+        if session is not None:
+            also(writer, session)
+            writer.update_session(session)
+
+    def failed(self, principal: Principal, session_id: str, number: int, why: str) -> None:
+        """Log a restore that failed, and suspend archiving in the session for good; never raises."""
+        details = {"result": format_result_id(number), "why": why}
+        with suppress(EvidenceArchiveError), self.store.writing(self.store_wait_ms, audited=True) as writer:
+            leaves = [
+                self.leaf(audit.RESTORE_FAILED, principal.subject, session_id=session_id or None, details=details)
+            ]
+            with suppress(IntegrityError):
+                session = writer.session(session_id)
+                if session is not None and session.suspended is None:
+                    session.suspended = why
+                    session.version += 1
+                    writer.update_session(session)
+                    leaves.append(
+                        self.leaf(
+                            audit.SESSION_SUSPENDED, principal.subject, session_id=session_id, details={"why": why}
+                        )
+                    )
+            writer.append(leaves)
+        self.log.error("evidence_archive.suspended", session=session_id, result=format_result_id(number), why=why)
+
+    def resume(self, principal: Principal, session_id: str) -> None:
+        """Lift a durable suspension.
+
+        Raises:
+            NotAvailableError: there is no such session here.
+        """
+        with self.store.writing(self.store_wait_ms, audited=True) as writer:
+            session = writer.session(session_id)
+            if session is None:
+                raise NotAvailableError
+            details = {"was": session.suspended or "not suspended"}
+            session.suspended = None
+            session.version += 1
+            writer.update_session(session)
+            writer.append(
+                [self.leaf(audit.SESSION_RESUMED, principal.subject, session_id=session_id, details=details)]
+            )
+
+
+Also = Callable[[Writer, SessionRow], None]
+"""Writes more in a transaction of the vault, and may change the session's counters, which are stored after it."""
+
+
+def _asked(session_id: object, result_id: object) -> tuple[str, int]:
+    """What a restore asks for; what is malformed becomes what cannot exist."""
+    try:
+        return checked_name(session_id, "session id"), parse_result_id(result_id)
+    except FormatError:
+        return "", 0
+
+
+def open_vault(around: Surroundings, org: str) -> Vault:
+    """The vault of an org, its keys made on first use.
+
+    Args:
+        around: store, keys, policy, clock, counter, entropy.
+        org: a checked name.
+
+    Raises:
+        WrongKeyError: the keys at hand are not the ones the org was made with.
+        KeyNotFoundError: the key version the org was made with is missing.
+        SealBrokenError: the org's row was changed.
+    """
+    row = around.store.org(org)
+    if row is None:
+        row = _create(around, org)
+    aux = unwrap_checked(
+        around.keys,
+        org,
+        version=row.kek_version,
+        fingerprint=row.kek_fingerprint,
+        wrapped=row.aux_wrapped,
+        context=_aux_context(row.deployment, org, row.kek_version),
+    )
+    keys = org_keys(aux)
+    return Vault(around, row, keys, around.store.scoped(row, keys.row))
+
+
+def _create(around: Surroundings, org: str) -> OrgRow:
+    aux, deployment = around.entropy(32), around.entropy(16)
+    version = around.keys.current_version(org)
+    now_us = around.clock.now_us()
+    row = OrgRow(
+        org=org,
+        deployment=deployment,
+        aux_wrapped=around.keys.wrap(org, version, aux, _aux_context(deployment, org, version)),
+        kek_version=version,
+        kek_fingerprint=around.keys.fingerprint(org, version),
+        generation=_GENERATION,
+        created_at_us=now_us,
+    )
+
+    def created(seq: int) -> bytes:
+        return audit.encode_leaf(
+            org=org,
+            seq=seq,
+            time_us=now_us,
+            event=audit.KEY_CREATED,
+            subject="evidence_archive",
+            policy_digest=around.policy.digest,
+            details={"level": "aux", "kek_version": version},
+        )
+
+    return around.store.create_org(row, org_keys(aux).row, [created])
+
+
+def _aux_context(deployment: bytes, org: str, version: int) -> bytes:
+    return wrap_context(
+        "aux",
+        deployment=deployment,
+        org=org,
+        scope_id=None,
+        child=None,
+        generation=_GENERATION,
+        kek_version=version,
+    )
