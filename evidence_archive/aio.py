@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 async def _awaited(verb: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
-    """The verb in a thread; cancelling the await leaves the thread to finish, and its error is never lost silently."""
+    """The verb in a thread; a cancelled await leaves the thread to finish."""
     running = asyncio.ensure_future(asyncio.to_thread(verb, *args, **named))
     try:
         return await asyncio.shield(running)

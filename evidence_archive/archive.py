@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Self
 from evidence_archive.clock import SystemClock
 from evidence_archive.dialects import dialect as dialect_named
 from evidence_archive.errors import FormatError, MisuseError, NotAvailableError
-from evidence_archive.excerpt import Selector, parse_selector
+from evidence_archive.excerpt import parse_selector
 from evidence_archive.keys import open_provider
 from evidence_archive.model import Principal, Restored, ResultInfo, checked_name, format_result_id, format_time
 from evidence_archive.policy import Policy
 from evidence_archive.ports import Clock, Entropy, KeyProvider, SessionRow, Store, TokenCounter
 from evidence_archive.proof import leaf as audit
-from evidence_archive.session import Session, part_of
+from evidence_archive.records import Records
+from evidence_archive.session import Session
 from evidence_archive.tokens import default_counter
-from evidence_archive.vault import AuditReport, Surroundings, Vault, facts_of, open_vault
+from evidence_archive.vault import AuditReport, Surroundings, Vault, facts_of, open_vault, part_of, selected
 
 if TYPE_CHECKING:
     from evidence_archive.vault import ScopeKeys
@@ -153,7 +154,7 @@ class Archive:
         row, keys = _opened_session(vault, principal, id, dialect)
         if row.dialect != dialect:
             raise FormatError(f"This session was opened in the dialect {row.dialect}: open it in that one.")
-        return Session(vault, principal, row, keys, lens, tools=tools)
+        return Session(Records(vault, principal, row, keys, lens, with_tools=tools))
 
     # --- for whoever may ------------------------------------------------------------------------------------------
 
@@ -189,13 +190,12 @@ class Archive:
         selector = parse_selector(lines, pattern, context_lines, pointer)
         vault = self._vault(principal.org)
         found = vault.find(principal, session_id, result_id)
-        if found.row.part is not None:
-            if not selector.is_whole:
-                raise FormatError(f"This is a copy of a part; ask {format_result_id(found.origin.number)} itself.")
-            selector = Selector.from_canonical(found.row.part.decode("utf-8", "surrogatepass"))
         opened = vault.opened(principal, found)
         restored = part_of(
-            opened, selector, dialect_named(found.session.dialect), self.policy.limits.pattern_matches_max
+            opened,
+            selected(found.row, selector),
+            dialect_named(found.session.dialect),
+            self.policy.limits.pattern_matches_max,
         )
         vault.granted(principal, found, part=selector.kind, reason=reason)
         return restored

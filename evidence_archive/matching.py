@@ -21,7 +21,7 @@ from evidence_archive.model import ToolCall, canonical_id, same_value
 __all__ = ["LABELLED", "NOTE", "ORIGINAL", "Place", "RecordIndex", "TagOf", "Timeline"]
 
 ORIGINAL, LABELLED, NOTE = "original", "labelled", "note"
-"""The three forms a result can have in a list that is handed in: as the tool gave it, as a view showed it, its note."""
+"""The forms a result can have in a list that is handed in: as the tool gave it, as a view showed it, its note."""
 
 TagOf = Callable[[Any], bytes | None]
 """The keyed tag of a content, ``None`` when it does not encode exactly."""
@@ -149,7 +149,7 @@ class Timeline:
         self.changed = set()
 
     def _contents_hold(self, current: Sequence[Any]) -> bool:
-        """Whether every result still holds what it held: a message can be changed in place, or replaced by an equal."""
+        """Whether every result still holds what it held; a message can be changed in place."""
         return self._dialect.contents(self._holders) == self._snapshot and all(
             same_value(self._found(current, place).content, place.content) for place in self._mutable
         )

@@ -12,9 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import structlog
-
 from evidence_archive import access
+from evidence_archive.dialects import Dialect
 from evidence_archive.errors import (
     AuditBrokenError,
     EvidenceArchiveError,
@@ -25,12 +24,15 @@ from evidence_archive.errors import (
     SealBrokenError,
     StoreBusyError,
 )
+from evidence_archive.events import Events
+from evidence_archive.excerpt import Selector, excerpt
 from evidence_archive.keys import unwrap_checked
 from evidence_archive.model import (
     Content,
     Facts,
     Principal,
     Provenance,
+    Restored,
     checked_name,
     decode_exact,
     format_result_id,
@@ -62,7 +64,19 @@ from evidence_archive.sealing.keyring import (
     wrap_context,
 )
 
-__all__ = ["AuditReport", "Found", "Opened", "ScopeKeys", "Surroundings", "Vault", "facts_of", "open_vault"]
+__all__ = [
+    "Also",
+    "AuditReport",
+    "Found",
+    "Opened",
+    "ScopeKeys",
+    "Surroundings",
+    "Vault",
+    "facts_of",
+    "open_vault",
+    "part_of",
+    "selected",
+]
 
 LEAVES_PER_READ = 1_000
 """Audit entries fetched at once."""
@@ -169,7 +183,7 @@ class Vault:
         self.policy = around.policy
         self.store = store
         self.closed = False
-        self.log = structlog.get_logger("evidence_archive").bind(org=row.org)
+        self.log = Events(org=row.org)
         self._keys = keys
         self._scopes: dict[bytes, ScopeKeys] = {}
         self._lock = threading.Lock()
@@ -621,3 +635,32 @@ def _aux_context(deployment: bytes, org: str, version: int) -> bytes:
         generation=_GENERATION,
         kek_version=version,
     )
+
+
+def part_of(opened: Opened, selector: Selector, dialect: Dialect, matches_max: int) -> Restored:
+    """What a selector cuts out of an opened original.
+
+    Raises:
+        FormatError: the part is not there, or the original is not text.
+    """
+    if selector.is_whole:
+        return Restored(opened.content, opened.provenance, opened.sha256, opened.size_bytes)
+    text = dialect.plain_text(opened.content)
+    if text is None:
+        raise FormatError("The original is not text alone, so it has no parts to ask for; restore it whole.")
+    cut = excerpt(text, selector, matches_max=matches_max)
+    return Restored(cut.text, opened.provenance, opened.sha256, opened.size_bytes, cut.what)
+
+
+def selected(row: ResultRow, selector: Selector) -> Selector:
+    """What to cut out of an original for a result: the copy of a part is that part.
+
+    Raises:
+        FormatError: another part was asked of such a copy.
+    """
+    if row.part is None:
+        return selector
+    if not selector.is_whole:
+        origin = format_result_id(row.origin or 0)
+        raise FormatError(f"This is a copy of a part; ask {origin} itself for another part.")
+    return Selector.from_canonical(row.part.decode("utf-8", "surrogatepass"))

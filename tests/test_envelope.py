@@ -395,6 +395,20 @@ def test_must_fail_control_without_a_cipher_the_same_damage_opens(damage):
     assert survivors(damage(seal("small").envelope), naive_open) > 0
 
 
+def test_an_envelope_of_another_length_never_reaches_the_cipher(monkeypatch):
+    sealed = seal("small")
+
+    def untouched(key, context):
+        raise AssertionError("the cipher was asked")
+
+    monkeypatch.setattr(eva, "Cobblestone256Decryptor", untouched)
+    with pytest.raises(AssertionError):
+        reopen(sealed)
+    for data in (sealed.envelope + b"x", sealed.envelope[:-1], sealed.envelope + bytes(1_000_000)):
+        with pytest.raises(SealBrokenError):
+            open_original(data, slot=SLOT, sealed_size=sealed.sealed_size, **KEYS)
+
+
 @pytest.mark.parametrize("row", [None, 7, "EVA1 text in a column of bytes"])
 def test_what_is_not_bytes_does_not_open(row):
     with pytest.raises(SealBrokenError):

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from evidence_archive.cli import demo, inspect, keys, policy, replay
+from evidence_archive.cli.logs import DEBUG_VARIABLE
 from evidence_archive.cli.render import emit_json, one_line
 from evidence_archive.errors import EvidenceArchiveError
 
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except (KeyboardInterrupt, Exception) as error:
         kind, message, code = _problem(error)
-        if code == UNEXPECTED and os.environ.get("EVIDENCE_ARCHIVE_DEBUG"):
+        if code == UNEXPECTED and os.environ.get(DEBUG_VARIABLE):
             raise
         if "--json" in given:
             emit_json({"error": {"type": kind, "message": message, "exit_code": code}})
@@ -100,7 +101,7 @@ def _problem(error: BaseException) -> tuple[str, str, int]:
     if isinstance(error, OSError):
         reason = error.strerror or kind
         return "OSError", f"The system refused: {reason}. Check paths, permissions and space.", 1
-    return kind, f"Unexpected {kind}: set EVIDENCE_ARCHIVE_DEBUG=1 to see where, and report it.", UNEXPECTED
+    return kind, f"Unexpected {kind}: set {DEBUG_VARIABLE}=1 to see where, and report it.", UNEXPECTED
 
 
 def _words_of(problem: Exception) -> str:

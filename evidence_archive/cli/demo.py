@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evidence_archive.cli.logs import quiet_logs
 from evidence_archive.cli.render import chart, emit_json, percent, say, table
 from evidence_archive.errors import IntegrityError, NotAvailableError
 from evidence_archive.model import Principal
@@ -84,8 +86,13 @@ class _Turn:
 
 
 _PACKAGES, _ENVIRONMENT, _TESTS = "list_packages", "report_environment", "run_tests"
-_RECORD, _OUTLINE, _SEARCH = "lookup_prescription 4711", "outline_source calendar", "search_sources isleap|leapdays"
-_MODULES = ("calendar", "_strptime", "email.utils", "sched", "tarfile", "plistlib")
+_RECORD, _OUTLINE, _SEARCH = (
+    "lookup_prescription 4711",
+    "outline_source calendar",
+    "search_sources leap|datetime|timedelta",
+)
+_MODULES = "calendar _strptime argparse sched tarfile plistlib difflib configparser csv mailbox"
+_SOURCES = tuple(f"read_source {module}" for module in _MODULES.split())
 
 
 def _called(key: str) -> tuple[str, dict[str, str]]:
@@ -104,14 +111,17 @@ _PLAN = (
     _Turn(_tools(_PACKAGES, _ENVIRONMENT)),
     _Turn(_tools(_RECORD, _OUTLINE)),
     _Turn(_tools(_SEARCH), archive=(_PACKAGES, _ENVIRONMENT)),
-    _Turn(_tools(f"read_source {_MODULES[0]}", _TESTS)),
+    _Turn(_tools(_SOURCES[0], _TESTS)),
     _Turn(archive=(_OUTLINE, _RECORD, _UNKNOWN_ID)),
     _Turn(archive=(_OUTLINE, _SEARCH)),
-    *(_Turn(_tools(f"read_source {module}")) for module in _MODULES[1:5]),
-    _Turn(_tools(f"read_source {_MODULES[5]}"), archive=tuple(f"read_source {module}" for module in _MODULES[:4])),
+    *(_Turn(_tools(source)) for source in _SOURCES[1:4]),
+    _Turn(_tools(_SOURCES[4]), archive=_SOURCES[:4]),
+    *(_Turn(_tools(source)) for source in _SOURCES[5:8]),
+    _Turn(_tools(_SOURCES[8]), archive=_SOURCES[4:8]),
     _Turn(restore=(_SEARCH, {})),
     _Turn(restore=(_PACKAGES, {"lines": "1-3"})),
-    _Turn(_tools("search_sources timedelta"), archive=(_TESTS, f"read_source {_MODULES[4]}")),
+    _Turn(_tools(_SOURCES[9])),
+    _Turn(_tools("search_sources timedelta"), archive=(_TESTS, *_SOURCES[8:])),
     _Turn(text="Centuries are leap years only when 400 divides them: the test is wrong, the library is right."),
 )
 
@@ -256,7 +266,7 @@ class Report:
         tokens_whole, tokens_archived: input tokens of each request without and with the archive, with tool specs.
         originals, bytes_archived, restores: archived originals, their exact bytes, and granted restores.
         originals_equal: how many of them came back with the digest of what the tool said.
-        view_ms_max: the slowest view, in milliseconds.
+        view_ms_median: half of the views were faster, in milliseconds.
         tokens_estimated: whether tokens are estimates.
         claims: all of them, in the order they were checked.
     """
@@ -267,7 +277,7 @@ class Report:
     bytes_archived: int
     originals_equal: int
     restores: int
-    view_ms_max: float
+    view_ms_median: float
     tokens_estimated: bool
     claims: list[Claim]
 
@@ -334,7 +344,7 @@ def run_demo(folder: Path, progress: Callable[[str], None]) -> Report:
         bytes_archived=sum(len(text.encode()) for text in originals.values()),
         originals_equal=equal,
         restores=stats.restores,
-        view_ms_max=round(max(archived.view_ms), 3),
+        view_ms_median=round(median(archived.view_ms), 3),
         tokens_estimated=counter.estimated,
         claims=claims,
     )
@@ -496,15 +506,15 @@ def _demo(
 ) -> None:
     """Show the archive at work and check its promises.
 
-    Runs on this machine, offline, in some seconds. A scripted model calls tools that really run here. It archives what it has read, is refused what is protected,
-    and restores an original. Exit 1 when a claim does not hold.
+    Runs on this machine, offline, in some seconds. A scripted model calls tools that really run here. It archives
+    what it has read, is refused what is protected, and restores an original. Exit 1 when a claim does not hold.
     """
     if keep is not None and keep.exists():
         raise typer.BadParameter(f"The folder {keep} exists: choose a new one, nothing is overwritten.")
     with TemporaryDirectory(prefix="evidence-archive-demo-") as scratch:
         folder = Path(scratch) if keep is None else keep
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _progress(shown=sys.stderr.isatty() and not as_json) as progress:
+        with quiet_logs(), _progress(shown=sys.stderr.isatty() and not as_json) as progress:
             report = run_demo(folder.resolve(), progress)
     if as_json:
         emit_json(_document(report, keep))
@@ -538,7 +548,7 @@ def _figures(report: Report) -> dict[str, Any]:
         "bytes_archived": report.bytes_archived,
         "originals_equal": report.originals_equal,
         "restores": report.restores,
-        "view_ms_max": report.view_ms_max,
+        "view_ms_median": report.view_ms_median,
         "tokens_estimated": report.tokens_estimated,
     }
 
@@ -564,7 +574,7 @@ def _show(report: Report, keep: Path | None) -> None:
         ("originals archived", "", figures["originals_archived"], f"{figures['bytes_archived']:,} bytes"),
         ("restores by the model", "", figures["restores"], ""),
         ("restored equal (sha256)", "", f"{report.originals_equal} of {report.originals}", ""),
-        ("slowest view", "", f"{report.view_ms_max:.1f} ms", ""),
+        ("median view", "", f"{report.view_ms_median:.1f} ms", ""),
     ]
     heads = ("", "whole history", "with the archive", "")
     table("", heads, rows, numbers=[1, 2])

@@ -2,12 +2,14 @@
 
 import json
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evidence_archive.cli.logs import quiet_logs
 from evidence_archive.cli.render import emit_json, say, table
 from evidence_archive.errors import AuditBrokenError
 from evidence_archive.model import Principal, Restored, format_time
@@ -58,13 +60,15 @@ def register(app: typer.Typer) -> None:
     app.command("resume", epilog=f"Example: evidence-archive resume case-4711 {_STORE}")(_resume)
 
 
-def _opened(url: str, keys: Path | None, policy: Path | None) -> "AbstractContextManager[Archive]":
+@contextmanager
+def _opened(url: str, keys: Path | None, policy: Path | None) -> "Iterator[Archive]":
     """The store, which must exist: looking never creates one."""
     from evidence_archive.archive import Archive
     from evidence_archive.keys import EnvironmentKeys
 
     provider = EnvironmentKeys() if keys is None else keys
-    return Archive.open(url, keys=provider, policy=policy, create=False)
+    with quiet_logs(), Archive.open(url, keys=provider, policy=policy, create=False) as archive:
+        yield archive
 
 
 def _results(
@@ -116,7 +120,8 @@ def _restore(
 ) -> None:
     """Give an exact original back.
 
-    The very bytes, on stdout or in a new file. Text comes as UTF-8 (lone surrogates as three bytes each), a list of parts as compact JSON.
+    The very bytes, on stdout or in a new file. Text comes as UTF-8 (lone surrogates as three bytes each), a list of
+    parts as compact JSON.
     """
     if out is not None and out.exists():
         raise typer.BadParameter(f"The file {out} exists: choose another name, nothing is overwritten.")

@@ -2,8 +2,8 @@
 
 Every conversation runs through the real middleware, on a throw-away store with throw-away keys and the default
 policy. The rule is plain: what is longer than N tokens is archived one request after it was read, in batches of at
-least K. What the archive itself costs is counted too: tool specs, instructions, archive calls and receipts (a
-receipt counts as long as its call), and the originals that come back.
+least K. What the archive itself costs is counted apart: tool specs, instructions, archive calls and receipts (a
+receipt counts as long as its call), and the originals that come back, each in every request that carries it.
 """
 
 import json
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evidence_archive.cli.logs import quiet_logs
 from evidence_archive.cli.render import emit_json, percent, say, table
 from evidence_archive.cli.transcripts import Conversation, load
 from evidence_archive.errors import BatchRejectedError
@@ -51,7 +52,8 @@ class Figures:
         place: the file.
         conversations, requests: how many; a request stands before every assistant message.
         tokens_whole: input tokens of all requests with the whole history.
-        tokens_archived: the same with the archive, its own cost included.
+        tokens_archived: of all views, so the same messages with notes in the place of what is archived.
+        tokens_overhead: what the archive itself adds to all requests: tools, instructions, calls, receipts, restores.
         prefix_tokens, prefix_kept_tokens: tokens of all previous requests, and of their heads that the next request
             repeats message for message: what a prompt cache can use.
         restores_forced: originals that the recorded model used again after they had left the view: a later
@@ -68,6 +70,7 @@ class Figures:
     requests: int = 0
     tokens_whole: int = 0
     tokens_archived: int = 0
+    tokens_overhead: int = 0
     prefix_tokens: int = 0
     prefix_kept_tokens: int = 0
     restores_forced: int = 0
@@ -92,11 +95,15 @@ class Figures:
     def as_json(self) -> dict[str, Any]:
         """The figures for programs; tokens and shares as numbers, times in milliseconds."""
         named = {name: getattr(self, name) for name in self.__slots__ if name != "view_ms"}
-        saved = 1 - self.tokens_archived / self.tokens_whole if self.tokens_whole else 0.0
+        net = self.tokens_archived + self.tokens_overhead
+        saved, saved_net = (
+            1 - sent / self.tokens_whole if self.tokens_whole else 0.0 for sent in (self.tokens_archived, net)
+        )
         kept = self.prefix_kept_tokens / self.prefix_tokens if self.prefix_tokens else 1.0
         return {
             **named,
             "tokens_saved_share": round(saved, 4),
+            "tokens_saved_net_share": round(saved_net, 4),
             "prefix_kept_share": round(kept, 4),
             **{f"view_ms_{name}": round(value, 3) for name, value in self.view_times().items()},
             "exact": self.exact,
@@ -200,7 +207,8 @@ class _Player:
         tokens = self._tally.each(view)
         figures.requests += 1
         figures.tokens_whole += whole_tokens
-        figures.tokens_archived += sum(tokens) + self._extra_tokens
+        figures.tokens_archived += sum(tokens)
+        figures.tokens_overhead += self._extra_tokens
         before, before_tokens = self._previous
         kept = next(
             (at for at, (old, new) in enumerate(zip(before, view, strict=False)) if old is not new and old != new),
@@ -332,7 +340,7 @@ def _replay(
     recorded = [(str(path), load(path)) for path in files]
     tally = MessageTokens(default_counter())
     measured: list[Figures] = []
-    with TemporaryDirectory(prefix="evidence-archive-") as folder:
+    with quiet_logs(), TemporaryDirectory(prefix="evidence-archive-") as folder:
         keys = Path(folder, "keys")
         new_keys(keys)
         for number, (place, conversations) in enumerate(recorded):
@@ -365,7 +373,7 @@ def _replay(
         say(
             f"Results of more than {tokens_min} tokens are archived one request after they were read, "
             f"at least {batch_min} at a time.",
-            f"Tokens: {about}{tally.counter.name}; with the archive its tools, calls, receipts and restores count.",
+            f"Tokens: {about}{tally.counter.name}. Its own: tool specs, instructions, calls, receipts and restores.",
         )
         for figures in [*measured, total] if len(measured) > 1 else measured:
             table(figures.place, ("", ""), _rows(figures), numbers=[1])
@@ -376,11 +384,14 @@ def _replay(
 def _rows(figures: Figures) -> list[tuple[str, str]]:
     times = figures.view_times()
     saved = figures.tokens_whole - figures.tokens_archived
+    net = saved - figures.tokens_overhead
     return [
         ("conversations, requests", f"{figures.conversations:,}, {figures.requests:,}"),
         ("input tokens, whole history", f"{figures.tokens_whole:,}"),
         ("input tokens, with the archive", f"{figures.tokens_archived:,}"),
         ("saved", f"{saved:,} ({percent(saved, figures.tokens_whole)})"),
+        ("the archive's own tokens", f"{figures.tokens_overhead:,}"),
+        ("saved, less its own", f"{net:,} ({percent(net, figures.tokens_whole)})"),
         ("previous request kept as prefix", percent(figures.prefix_kept_tokens, figures.prefix_tokens)),
         ("originals archived", f"{figures.originals_archived:,} in {figures.batches:,} batches"),
         ("bytes archived", f"{figures.bytes_archived:,}"),

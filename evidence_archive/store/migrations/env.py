@@ -1,7 +1,6 @@
 """Runs migrations on the connection, and inside the transaction, that the store hands in."""
 
 from alembic import context
-
 from sqlmodel import SQLModel
 
 from evidence_archive.store import tables  # noqa: F401 - fills the metadata

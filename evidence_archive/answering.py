@@ -1,0 +1,186 @@
+"""Calls of the model: parsed strictly, carried out, and answered whatever happens, so that none stays open."""
+
+from evidence_archive import notes
+from evidence_archive.archiving import OUR_TOOLS, Archiving
+from evidence_archive.batch import parse_batch, parse_restore
+from evidence_archive.errors import (
+    BatchRejectedError,
+    EvidenceArchiveError,
+    FormatError,
+    IntegrityError,
+    KeyringError,
+    MisuseError,
+    NotAvailableError,
+)
+from evidence_archive.excerpt import Selector, line_count, parse_selector
+from evidence_archive.model import Content, Restored, Target, ToolCall, format_result_id, parse_result_id
+from evidence_archive.ports import SessionRow, Writer
+from evidence_archive.proof import leaf as audit
+from evidence_archive.records import Records, text_of
+from evidence_archive.vault import Found, Opened, facts_of, part_of, selected
+
+__all__ = ["Answering"]
+
+
+class Answering:
+    """Answers to the calls of our tools in one session. Callers hold the records' lock.
+
+    Args:
+        records: of the session.
+        archiving: its write path.
+    """
+
+    def __init__(self, records: Records, archiving: Archiving) -> None:
+        self._records = records
+        self._archiving = archiving
+        self.restores_this_turn = 0
+
+    def archive(self, call: ToolCall) -> str:
+        """The text that answers a call of ``archive_evidence``."""
+        try:
+            return self._archiving.archive(
+                parse_batch(call.arguments, items_max=self._records.limits.batch_items_max), call, None
+            )[1]
+        except BatchRejectedError as error:
+            text = notes.rejection_text(
+                reason=error.reason,
+                message="" if error.reason == "targets" else str(error),
+                targets=[target for target in error.targets if isinstance(target, Target)],
+                last_id=self._records.last_id,
+                archivable=self._archivable() if error.reason in ("targets", "empty", "too_many") else (),
+            )
+            self._archiving.rejected(error, call, text)
+        except FormatError as error:
+            text = notes.malformed_text(tool=call.name, message=str(error))
+            self._archiving.rejected(BatchRejectedError(str(error), reason="malformed"), call, text)
+        except MisuseError:
+            raise
+        except EvidenceArchiveError as error:
+            self._records.trouble(error)
+            text = notes.rejection_text(reason="store_unavailable", message=str(error))
+            self._archiving.rejected(BatchRejectedError(str(error), reason="store_unavailable"), call, text)
+        return text
+
+    def _archivable(self) -> list[tuple[str, str, int]]:
+        """The newest results in view that nothing stands against but a note."""
+        found: list[tuple[str, str, int]] = []
+        for place in reversed(self._records.timeline.places):
+            if place.number is None or len(found) == notes.ARCHIVABLE_MAX:
+                continue
+            row = self._records.rows[place.number]
+            if (
+                row.state == "live"
+                and row.labelled
+                and row.own in (None, "copy")
+                and text_of(row.tool_name) not in OUR_TOOLS - ({notes.RESTORE_TOOL} if row.own else set())
+                and place.call is not None
+                and self._records.is_read(place)
+                and self._records.protection(row, place, self._records.original(place)) is None
+            ):
+                found.append((format_result_id(row.number), text_of(row.tool_name), row.tokens))
+        return found
+
+    def restore(self, call: ToolCall) -> Content:
+        """The content that answers a call of ``restore_evidence``: the original, or why not."""
+        self._records.mark_read()
+        number, row = 0, None
+        try:
+            request = parse_restore(call.arguments)
+            selector = parse_selector(request.lines, request.pattern, request.context_lines, request.pointer)
+            number = parse_result_id(request.id)
+            self._records.refresh(self._records.vault.store_wait_ms)
+            row = self._records.rows.get(number)
+            if self.restores_this_turn >= self._records.limits.restores_per_turn_max:
+                text = notes.restores_exhausted_text(restores_max=self._records.limits.restores_per_turn_max)
+                return self._refused(call, number, "too_many", text)
+            if row is not None and row.state == "live" and number in self._records.timeline.by_number:
+                text = notes.in_view_text(number=number, tag=self._records.row.tag, labelled=bool(row.labelled))
+                return self._refused(call, number, "live", text)
+            self.restores_this_turn += 1
+            return self._restored_answer(call, request.id, selector, request.reason)
+        except NotAvailableError:
+            return notes.not_available_text(last_id=self._records.last_id)  # recorded with the denial
+        except FormatError as error:
+            return self._refused(call, number, "malformed", notes.malformed_text(tool=call.name, message=str(error)))
+        except MisuseError:
+            raise
+        except EvidenceArchiveError as error:
+            self._records.trouble(error)
+            cause = (
+                "integrity"
+                if isinstance(error, IntegrityError)
+                else "keys"
+                if isinstance(error, KeyringError)
+                else "store"
+            )
+            tool = "the tool" if row is None else text_of(self._records.facts_row(row).tool_name)
+            text = notes.restore_failed_text(
+                number=number, cause=cause, tool=tool, live_ask=None if row is None else row.live_ask or None
+            )
+            return self._refused(call, number, cause, text)
+
+    def _refused(self, call: ToolCall, number: int, why: str, text: str) -> str:
+        """A restore that was not made: audited, and the answer recorded as ours."""
+        leaf = self._records.leaf(audit.RESTORE_DENIED, details={"result": format_result_id(number), "why": why})
+        self._records.log.warning("evidence_archive.denied", result=format_result_id(number), why=why)
+        self._records.record(leaf, call, text, "error")
+        return text
+
+    def _restored_answer(self, call: ToolCall, result_id: str, selector: Selector, reason: str | None) -> Content:
+        vault = self._records.vault
+        not_available = notes.not_available_text(last_id=self._records.last_id)
+        found = vault.find(
+            self._records.principal,
+            self._records.id,
+            result_id,
+            also=self._records.also(call, not_available, "error"),
+        )
+        opened = vault.opened(self._records.principal, found)
+        selector = selected(found.row, selector)
+        part = part_of(opened, selector, self._records.dialect, self._records.limits.pattern_matches_max)
+        origin, number = found.origin, found.row.number
+        tokens = self._records.tokens_of(part.content)
+        if tokens > self._records.limits.restore_tokens_max:
+            return self._refused(call, number, "too_large", self._too_large(found, opened, part, tokens))
+        now_us = self._records.clock.now_us()
+        live = vault.policy.live(facts_of(origin).tools)
+        max_age = None if live is None else live.max_age_seconds
+        what = part.part or f"whole original, {origin.size_chars} characters"
+        plain = self._records.dialect.plain_text(part.content)
+        head, foot = notes.restored_texts(
+            number=number,
+            tag=self._records.row.tag,
+            tool=text_of(origin.tool_name),
+            observed_at_us=origin.observed_at_us,
+            observed_by=origin.observed_by,
+            restored_at_us=now_us,
+            what=what,
+            live_ask=None if live is None else live.ask,
+            live=live is not None,
+            stale=max_age is not None and now_us - origin.observed_at_us > max_age * 1_000_000,
+            boundary=notes.boundary(plain or str(part.content), vault.around.entropy),
+        )
+        content = self._records.dialect.fenced(head, part.content, foot)
+        canonical = selector.canonical()
+
+        def copied(writer: Writer, session: SessionRow) -> None:
+            session.version += 1
+            row = self._records.own_row(session, call, content, "copy", origin)
+            row.origin = origin.number
+            row.part = None if canonical is None else canonical.encode()
+            writer.insert_results([row])
+
+        vault.granted(self._records.principal, found, part=selector.kind, reason=reason, also=copied)
+        return content
+
+    def _too_large(self, found: Found, opened: Opened, part: Restored, tokens: int) -> str:
+        text = self._records.dialect.plain_text(opened.content)
+        return notes.too_large_text(
+            number=found.row.number,
+            what=part.part or f"whole original, {found.origin.size_chars} characters",
+            tokens=tokens,
+            tokens_estimated=self._records.counter.estimated,
+            tokens_max=self._records.limits.restore_tokens_max,
+            lines=None if text is None else line_count(text),
+            is_json=text is not None and text.lstrip()[:1] in ("{", "["),
+        )

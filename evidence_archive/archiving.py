@@ -1,0 +1,307 @@
+"""The one write path: decide on a batch, seal its originals, commit all of it in one transaction."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evidence_archive import notes
+from evidence_archive.batch import Candidate, Item, decide
+from evidence_archive.errors import (
+    BatchRejectedError,
+    FormatError,
+    IntegrityError,
+    SealBrokenError,
+    StoreError,
+)
+from evidence_archive.matching import NOTE
+from evidence_archive.model import (
+    Encoded,
+    Receipt,
+    Target,
+    ToolCall,
+    canonical_id,
+    ce,
+    encode_exact,
+    format_result_id,
+    parse_result_id,
+)
+from evidence_archive.ports import BatchRow, ResultRow, StoredOriginal
+from evidence_archive.proof import leaf as audit
+from evidence_archive.records import TOOL_NAME_CHARS_MAX, Records, clone, text_of
+from evidence_archive.sealing.envelope import seal_original
+from evidence_archive.sealing.keyring import close_original, request_tag
+from evidence_archive.vault import facts_of
+
+__all__ = ["Archiving"]
+
+COMMIT_TRIES_MAX = 5
+"""How often a batch is prepared anew because another process changed the session meanwhile."""
+
+OUR_TOOLS = frozenset({notes.ARCHIVE_TOOL, notes.RESTORE_TOOL})
+"""Whatever these tools return is never evidence of its own, unless it is recorded as a restored copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A target with the row it would get."""
+
+    candidate: Candidate
+    row: ResultRow
+    encoded: Encoded | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """One target, sealed and ready for the transaction."""
+
+    row: ResultRow
+    original: StoredOriginal | None
+    words: str
+
+
+class Archiving:
+    """Batches of one session. Callers hold the records' lock.
+
+    Args:
+        records: of the session.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def archive(self, items: tuple[Item, ...], call: ToolCall | None, key: str | None) -> tuple[Receipt, str]:
+        """The one write path: decide, seal, commit; the receipt and its text."""
+        call_id = None if call is None else canonical_id(call.id)
+        tag = request_tag(
+            self._records.keys.tag,
+            call_id if call_id is not None else (key or "").encode() or self._records.vault.around.entropy(16),
+            [(item.id, item.note) for item in items],
+        )
+        try:
+            self._records.refresh(self._records.vault.store_wait_ms)
+            if call_id is not None or key is not None:
+                replayed = self._replayed(tag, key)
+                if replayed is not None:
+                    return replayed, notes.receipt_text(replayed, net_tokens=replayed.tokens_saved)
+            if call is not None:
+                self._records.mark_read()
+            suspension = self._records.suspension()
+            if suspension is not None:
+                raise BatchRejectedError(
+                    f"Nothing was archived: archiving in this session is suspended ({suspension}).",
+                    reason="suspended",
+                )
+            for _ in range(COMMIT_TRIES_MAX):
+                done = self._commit(items, call, tag, key)
+                if done is not None:
+                    self._records.failures = 0
+                    return done
+                self._records.refresh(self._records.vault.store_wait_ms)
+            raise StoreError("The session keeps changing under this batch: try again.")
+        except StoreError as error:
+            self._records.trouble(error)
+            raise BatchRejectedError(
+                f"Nothing was archived: {str(error)[0].lower()}{str(error)[1:]}", reason="store_unavailable"
+            ) from error
+        except IntegrityError as error:
+            self._records.trouble(error)
+            raise BatchRejectedError(
+                "Nothing was archived: stored bytes were changed, and archiving in this session is suspended.",
+                reason="suspended",
+            ) from error
+
+    def _replayed(self, tag: bytes, key: str | None) -> Receipt | None:
+        with self._records.vault.store.peeking(self._records.vault.store_wait_ms) as reader:
+            row = reader.batch(self._records.keys.scope_id, tag, key)
+        if row is None:
+            return None
+        if row.request_tag != tag:
+            raise FormatError("This idempotency key was used with another batch: use a new key for new content.")
+        return _receipt_of(row)
+
+    def _commit(
+        self, items: tuple[Item, ...], call: ToolCall | None, tag: bytes, key: str | None
+    ) -> tuple[Receipt, str] | None:
+        """One try; ``None`` when another process changed the session since it was looked at."""
+        now_us, batch_id = self._records.clock.now_us(), self._records.vault.around.entropy(16)
+        drafts = self._drafts(items, now_us, batch_id)
+        self._refuse_unless_ok(items, drafts)
+        random = memoryview(self._records.vault.around.entropy(64 * len(items)))
+        prepared = [
+            self._prepared(drafts[item.id], item.note, random[64 * at : 64 * at + 64].tobytes())
+            for at, item in enumerate(items)
+        ]
+        receipt = Receipt(
+            batch_id=batch_id.hex(),
+            targets=tuple(Target(item.id, "ok", "", drafts[item.id].row.tokens) for item in items),
+            tokens_before=sum(one.row.tokens for one in prepared),
+            tokens_after=sum(one.row.note_tokens for one in prepared),
+            tokens_estimated=self._records.counter.estimated,
+        )
+        text = self._receipt_text(receipt, call)
+        details = {
+            "results": [format_result_id(one.row.number) for one in prepared],
+            "envelopes": [one.row.envelope_sha256.hex() if one.row.envelope_sha256 else None for one in prepared],
+        }
+        with self._records.vault.store.writing(self._records.vault.store_wait_ms, audited=True) as writer:
+            row = self._records.session_under_lock(writer)
+            if row.version != self._records.row.version:
+                return None
+            row.version += 1
+            row.batches += 1
+            row.tokens_saved += receipt.tokens_saved
+            for one in prepared:
+                one.row.version = row.version
+            writer.insert_originals([one.original for one in prepared if one.original is not None])
+            writer.update_results([one.row for one in prepared])
+            writer.insert_batch(
+                BatchRow(row.scope_id, batch_id, tag, key, json.dumps(_receipt_data(receipt)), now_us)
+            )
+            own = [] if call is None else [self._records.own_row(row, call, text, "receipt")]
+            writer.insert_results(own)
+            writer.update_session(row)
+            writer.append([self._records.leaf(audit.BATCH_ACCEPTED, batch_id=batch_id.hex(), details=details)])
+        self._records.absorb([one.row for one in prepared], {one.row.number: one.words for one in prepared})
+        self._records.absorb(own)
+        self._records.row = row
+        self._records.log.info(
+            "evidence_archive.archived",
+            batch=receipt.batch_id,
+            results=details["results"],
+            tokens_saved=receipt.tokens_saved,
+        )
+        return receipt, text
+
+    def _receipt_text(self, receipt: Receipt, call: ToolCall | None) -> str:
+        if call is None:
+            return ""
+        spent = self._records.counter.count(str(call.arguments)) + self._records.counter.count(
+            notes.receipt_text(receipt, net_tokens=receipt.tokens_saved)
+        )
+        return notes.receipt_text(receipt, net_tokens=receipt.tokens_saved - spent)
+
+    def _refuse_unless_ok(self, items: tuple[Item, ...], drafts: Mapping[str, "_Draft"]) -> None:
+        targets = decide(
+            items,
+            {result_id: draft.candidate for result_id, draft in drafts.items()},
+            note_chars_max=self._records.limits.note_chars_max,
+            original_bytes_max=self._records.limits.original_bytes_max,
+            last_id=self._records.last_id,
+        )
+        bad = sum(target.status != "ok" for target in targets)
+        if bad:
+            raise BatchRejectedError(
+                f"NOTHING was archived: {bad} of {len(targets)} targets cannot be; see their status and reason.",
+                targets=targets,
+            )
+
+    def _drafts(self, items: Iterable[Item], now_us: int, batch_id: bytes) -> dict[str, "_Draft"]:
+        """What is known of each target that was issued, with the row it would get and the note it would show."""
+        return {
+            item.id: draft
+            for item in items
+            if (draft := self._draft(parse_result_id(item.id), item.note, now_us, batch_id)) is not None
+        }
+
+    def _draft(self, number: int, words: str, now_us: int, batch_id: bytes) -> "_Draft | None":
+        known = self._records.rows.get(number)
+        if known is None or not known.seen:
+            return None
+        place = self._records.timeline.by_number.get(number)
+        content = None if place is None or place.form == NOTE else self._records.original(place)
+        encoded = None if content is None else encode_exact(content)
+        exact = encoded is not None and self._records.tag_of(encoded) == known.content_tag
+        tools = self._records.facts_row(known)
+        called = text_of(known.tool_name)
+        row = clone(known)
+        live = self._records.vault.policy.live(facts_of(tools).tools)
+        row.state, row.batch_id, row.archived_at_us = "archived", batch_id, now_us
+        row.rendering = "1" if self._records.with_tools else "1p"
+        row.live_ask = None if live is None else live.ask or ""
+        blank = known.state == "archived" or content is None or len(words) > self._records.limits.note_chars_max
+        note = "" if blank else self._records.note_text(row, words)
+        if content is not None and not blank:
+            row.note_tokens = self._records.counter.count(note)
+            row.note_tag = self._records.tag(self._records.dialect.noted(content, note))
+        return _Draft(
+            Candidate(
+                archived=known.state == "archived",
+                in_view=content is not None,
+                read=place is not None and self._records.is_read(place),
+                orphan=place is not None and place.call is None,
+                own=known.own or ("answer" if called in OUR_TOOLS else None),
+                exact=exact or content is None,
+                text_allowed=len(called) < TOOL_NAME_CHARS_MAX,
+                protected=self._records.protection(known, place, content),
+                size_bytes=known.size_bytes,
+                tokens=known.tokens,
+                note_tokens=row.note_tokens,
+            ),
+            row,
+            encoded,
+        )
+
+    def _prepared(self, draft: "_Draft", words: str, random: bytes) -> _Prepared:
+        """One target sealed; a restored copy keeps only its note, because its bytes are kept already."""
+        row, vault, keys = draft.row, self._records.vault, self._records.keys
+        original = None
+        dek, original_id, dek_id = b"", None, None
+        if row.origin is None:
+            if draft.encoded is None:
+                raise SealBrokenError("A result lost its content while it was archived.")
+            dek, original_id, dek_id = random[:32], random[32:48], random[48:]
+            days = vault.policy.retention_days(facts_of(row))
+            row.retention_until_us = None if days is None else (row.archived_at_us or 0) + days * 86_400_000_000
+            sealed = seal_original(
+                slot=vault.slot(self._records.id, row),
+                encoded=draft.encoded,
+                dek=dek,
+                original_id=original_id,
+                dek_id=dek_id,
+                acl=ce(self._records.row.subject, row.sensitivity, row.kind),
+                trust="tool-output",
+            )
+            row.original_id, row.dek_id = original_id, dek_id
+            row.envelope_sha256, row.sealed_size = sealed.envelope_sha256, sealed.sealed_size
+            original = StoredOriginal(original_id, sealed.envelope)
+        row.closed = close_original(
+            keys.key,
+            deployment=vault.deployment,
+            org=vault.org,
+            scope_id=keys.scope_id,
+            original_id=original_id,
+            dek_id=dek_id,
+            result_id=format_result_id(row.number),
+            dek=dek,
+            note=words,
+        )
+        return _Prepared(row, original, words)
+
+    def rejected(self, error: BatchRejectedError, call: ToolCall | None, text: str = "") -> None:
+        """Audit a rejection, together with the record of the message that tells it; never raises."""
+        targets = [[target.result_id, target.status] for target in error.targets]
+        details = {"reason": error.reason, "targets": targets}
+        self._records.log.warning("evidence_archive.rejected", reason=error.reason, targets=len(targets))
+        self._records.record(self._records.leaf(audit.BATCH_REJECTED, details=details), call, text, "rejection")
+
+
+def _receipt_data(receipt: Receipt) -> dict[str, Any]:
+    return {
+        "targets": [[target.result_id, target.tokens] for target in receipt.targets],
+        "before": receipt.tokens_before,
+        "after": receipt.tokens_after,
+        "estimated": receipt.tokens_estimated,
+    }
+
+
+def _receipt_of(row: BatchRow) -> Receipt:
+    data = json.loads(row.receipt)
+    return Receipt(
+        batch_id=row.batch_id.hex(),
+        targets=tuple(Target(result_id, "ok", "", tokens) for result_id, tokens in data["targets"]),
+        tokens_before=data["before"],
+        tokens_after=data["after"],
+        tokens_estimated=data["estimated"],
+        replayed=True,
+    )

@@ -1,0 +1,512 @@
+"""What a session knows: its committed records, the list it saw last, and the one way both change.
+
+Everything here is derived from the store under the session's version; a process that comes second reads what the
+first one committed. Records are registered under the write lock, looked up again there, so that two processes never
+give two IDs.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from hashlib import sha256
+from operator import attrgetter
+from typing import Any
+
+from evidence_archive import notes
+from evidence_archive.dialects import Dialect
+from evidence_archive.errors import (
+    EvidenceArchiveError,
+    FormatError,
+    IntegrityError,
+    MessageShapeError,
+    PolicyError,
+    SealBrokenError,
+)
+from evidence_archive.matching import LABELLED, Place, RecordIndex, Timeline
+from evidence_archive.model import (
+    Content,
+    Encoded,
+    Principal,
+    ToolCall,
+    canonical_id,
+    encode_exact,
+    format_result_id,
+)
+from evidence_archive.ports import ResultRow, SessionRow, Writer
+from evidence_archive.proof import leaf as audit
+from evidence_archive.sealing.keyring import content_tag
+from evidence_archive.vault import Also, ScopeKeys, Vault, facts_of
+
+__all__ = ["LabelFacts", "Records", "bytes_of", "clone", "text_of"]
+
+TOOL_NAME_CHARS_MAX = 1_024
+"""Longest tool name an archived result may have; longer ones are stored cut, and their results stay in view."""
+
+_VALUES = attrgetter(*(field.name for field in fields(ResultRow)))
+_MEDIA_TYPES = {"text": "text/plain", "parts": "application/json"}
+
+
+@dataclass(frozen=True, slots=True)
+class LabelFacts:
+    """What a host attaches to a result."""
+
+    sensitivity: frozenset[str]
+    kind: str | None
+    observed_at_us: int | None
+
+
+class Records:
+    """The records of one session in this process. Callers hold :attr:`lock`.
+
+    Args:
+        vault: the org's keys, store and log.
+        principal: the owner.
+        row: the session's row.
+        keys: the session's keys.
+        dialect: reads and writes messages.
+        with_tools: whether the model is offered our tools; notes then name the restore tool, else the program's way.
+    """
+
+    def __init__(
+        self,
+        vault: Vault,
+        principal: Principal,
+        row: SessionRow,
+        keys: ScopeKeys,
+        dialect: Dialect,
+        *,
+        with_tools: bool,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.id = row.session_id
+        self.principal = principal
+        self.vault = vault
+        self.keys = keys
+        self.dialect = dialect
+        self.with_tools = with_tools
+        self.limits = vault.policy.limits
+        self.clock = vault.around.clock
+        self.counter = vault.around.counter
+        self.log = vault.log.bind(session=self.id)
+        self.row = replace(row, version=-1)  # nothing is loaded yet
+        self.rows: dict[int, ResultRow] = {}
+        self.notes: dict[int, str] = {}
+        self.timeline = Timeline(dialect)
+        self.index = RecordIndex()
+        self.reserved: set[int] = set()
+        self.answered: set[int] = set()
+        self.unrecorded: set[tuple[bytes, bytes]] = set()
+        self.failures = 0
+        self.suspended_until_ms = 0
+
+    def match(self) -> list[Place]:
+        """Number the timeline's results from the records; what is returned is unknown."""
+        return self.timeline.match(self.index, self._archived, self.tag)
+
+    def _archived(self, number: int) -> bool:
+        return self.rows[number].state == "archived"
+
+    def tag(self, content: Any) -> bytes | None:
+        """The keyed tag of a content, ``None`` when it does not encode exactly."""
+        encoded = encode_exact(content)
+        return None if encoded is None else self.tag_of(encoded)
+
+    def tag_of(self, encoded: Encoded) -> bytes:
+        """The keyed tag of exact bytes."""
+        return content_tag(self.keys.tag, sha256(encoded.data).digest(), encoded.encoding)
+
+    def refresh(self, wait_ms: int) -> None:
+        """Take over what was committed since; one indexed row when that is nothing."""
+        with self.vault.store.peeking(wait_ms) as reader:
+            row = reader.session(self.id)
+        if row is not None and row == self.row:
+            return
+        with self.vault.store.reading(wait_ms) as reader:
+            row = reader.session(self.id)
+            if row is None or row.scope_id != self.keys.scope_id:
+                raise SealBrokenError("This session's row is gone: it was removed outside this library.")
+            after = self.row.version if row.version >= self.row.version else -1
+            changed = reader.results(row.scope_id, after)
+        self.absorb(changed)
+        self.row = row
+
+    def absorb(self, rows: Iterable[ResultRow], words: Mapping[int, str] | None = None) -> None:
+        """Records as committed; the notes of archived ones are opened here, once."""
+        for row in rows:
+            number = row.number
+            if row.state == "archived" and number not in self.notes:
+                known = words and words.get(number)
+                self.notes[number] = self.note_text(row, known or self.vault.open_closed(self.keys, row)[1])
+            self.rows[number] = row
+            self.index.add(number, row.call_id, row.content_tag, row.labelled_tag, row.note_tag)
+            (self.reserved.discard if row.seen else self.reserved.add)(number)
+            place = self.timeline.by_number.get(number)
+            if place is not None:
+                self.timeline.changed.add(place.index)
+
+    def note_text(self, row: ResultRow, words: str) -> str:
+        """What stands in the view for an archived result."""
+        return notes.note(
+            number=row.number,
+            tag=self.row.tag,
+            tool=text_of(row.tool_name),
+            tokens=row.tokens,
+            tokens_estimated=self.counter.estimated,
+            observed_at_us=row.observed_at_us,
+            observed_by=row.observed_by,
+            words=words,
+            live_ask=row.live_ask or None,
+            live=row.live_ask is not None,
+            rendering=row.rendering or "",
+        )
+
+    def label(self, number: int) -> str:
+        """The line that names a result."""
+        return notes.label(number, self.row.tag)
+
+    @property
+    def last_id(self) -> str | None:
+        """The newest result ID of the session."""
+        return format_result_id(self.row.next_number - 1) if self.row.next_number > 1 else None
+
+    def register(self, unknown: list[Place]) -> None:
+        """Give new results their IDs, looking again under the write lock; nothing new, no write."""
+        met = [number for number in self.reserved if number in self.timeline.by_number]
+        if not unknown and not met:
+            return
+        measured = {id(place): self._measured(place) for place in unknown}
+        with self.vault.store.writing(self.limits.view_wait_ms_max, audited=False) as writer:
+            row = self.session_under_lock(writer)
+            if row.version != self.row.version:
+                self.absorb(writer.results(row.scope_id, self.row.version))
+                self.row = replace(row)
+                unknown = self.match()
+                met = [number for number in self.reserved if number in self.timeline.by_number]
+            row.version += 1
+            new: list[ResultRow] = []
+            for place in unknown:
+                new.append(self._new_row(row, place, measured.get(id(place)) or self._measured(place)))
+                row.next_number += 1
+            completed = [self._completed(number, row.version) for number in met]
+            writer.insert_results(new)
+            writer.update_results(completed)
+            writer.update_session(row)
+        for place, record in zip(unknown, new, strict=True):
+            self.timeline.give(place, record.number)
+        self.timeline.settle()
+        self.absorb([*new, *completed])
+        self.row = row
+
+    def session_under_lock(self, writer: Writer) -> SessionRow:
+        """The session's row, inside a transaction.
+
+        Raises:
+            SealBrokenError: it is gone.
+        """
+        row = writer.session(self.id)
+        if row is None:
+            raise SealBrokenError("This session's row is gone: it was removed outside this library.")
+        return row
+
+    def _measured(self, place: Place) -> tuple[Encoded, int]:
+        encoded = encode_exact(place.content)
+        if encoded is None:
+            raise MessageShapeError("A tool result changed while it was registered: view the messages again.")
+        return encoded, self.tokens_of(place.content)
+
+    def tokens_of(self, content: Content) -> int:
+        """Tokens of a content."""
+        return sum(map(self.counter.count, self.dialect.content_texts(content)))
+
+    def _new_row(self, session: SessionRow, place: Place, measured: tuple[Encoded, int]) -> ResultRow:
+        encoded, tokens = measured
+        tag = self.tag_of(encoded)
+        call = place.call or ToolCall("", "")
+        own = "error" if (place.call_id, tag) in self.unrecorded else None
+        return self.identity_row(
+            session,
+            call_id=place.call_id,
+            content=place.content,
+            encoded=encoded,
+            tokens=tokens,
+            tag=tag,
+            tool_name=call.name,
+            result_tool_name=place.result_tool,
+            own=own,
+            bare=place.shown_bare,
+        )
+
+    def identity_row(
+        self,
+        session: SessionRow,
+        *,
+        call_id: bytes,
+        content: Content,
+        encoded: Encoded,
+        tokens: int,
+        tag: bytes,
+        tool_name: str,
+        result_tool_name: str | None = None,
+        own: str | None = None,
+        bare: bool = False,
+        seen: bool = True,
+        kind: str | None = None,
+        sensitivity: str = "",
+    ) -> ResultRow:
+        """A live record under the session's next number."""
+        size_chars = self.dialect.size_chars(content)
+        large = size_chars >= self.limits.label_chars_min or self.dialect.has_other_parts(content)
+        labelled = large and not bare
+        number = session.next_number
+        return ResultRow(
+            scope_id=session.scope_id,
+            number=number,
+            version=session.version,
+            seen=int(seen),
+            call_id=call_id,
+            tool_name=bytes_of(tool_name[:TOOL_NAME_CHARS_MAX]),
+            result_tool_name=None if result_tool_name is None else bytes_of(result_tool_name[:TOOL_NAME_CHARS_MAX]),
+            own=own,
+            kind=kind,
+            sensitivity=sensitivity,
+            media_type=_MEDIA_TYPES[encoded.encoding],
+            size_chars=size_chars,
+            size_bytes=len(encoded.data),
+            tokens=tokens,
+            labelled=int(labelled),
+            observed_at_us=self.clock.now_us(),
+            observed_by="first_view",
+            content_tag=tag,
+            labelled_tag=self.tag(self.dialect.labelled(content, self.label(number))) if labelled else None,
+            origin=None,
+            part=None,
+            state="live",
+        )
+
+    def _completed(self, number: int, version: int) -> ResultRow:
+        """A record the host labelled before the first view, now that its call is known."""
+        row, place = clone(self.rows[number]), self.timeline.by_number[number]
+        row.version, row.seen = version, 1
+        row.tool_name = bytes_of((place.call.name if place.call else "")[:TOOL_NAME_CHARS_MAX])
+        row.result_tool_name = (
+            None if place.result_tool is None else bytes_of(place.result_tool[:TOOL_NAME_CHARS_MAX])
+        )
+        return row
+
+    def original(self, place: Place) -> Content:
+        """The exact content, whatever form of it the list holds."""
+        if place.form == LABELLED and place.number is not None:
+            return self.dialect.unlabelled(place.content, self.label(place.number))
+        content: Content = place.content
+        return content
+
+    def trouble(self, error: EvidenceArchiveError) -> None:
+        """Count a failure; suspend archiving after several in a row, or at once when stored bytes were changed."""
+        self.failures += 1
+        self.log.warning("evidence_archive.trouble", error=type(error).__name__, failures=self.failures)
+        if isinstance(error, IntegrityError):
+            self.suspend("integrity")
+        elif self.failures >= self.limits.store_failures_max and not self._cooling():
+            self.suspended_until_ms = self.clock.monotonic_ms() + self.limits.suspension_seconds * 1_000
+            self.log.error("evidence_archive.suspended", why="store")
+
+    def suspend(self, why: str) -> None:
+        """Suspend for good; where the store does not take it, at least in this object."""
+        if self.row.suspended is None:
+            self.row.suspended = why
+            self.log.error("evidence_archive.suspended", why=why)
+            try:
+                self._write_suspension(why, audited=True)
+            except EvidenceArchiveError:  # perhaps it is the log that is broken
+                with suppress(EvidenceArchiveError):
+                    self._write_suspension(why, audited=False)
+
+    def _write_suspension(self, why: str, *, audited: bool) -> None:
+        with self.vault.store.writing(self.limits.view_wait_ms_max, audited=audited) as writer:
+            row = self.session_under_lock(writer)
+            if row.suspended is None:
+                row.suspended = why
+                row.version += 1
+                writer.update_session(row)
+                if audited:
+                    writer.append([self.leaf(audit.SESSION_SUSPENDED, details={"why": why})])
+
+    def _cooling(self) -> bool:
+        return self.clock.monotonic_ms() < self.suspended_until_ms
+
+    def suspension(self) -> str | None:
+        """Why archiving is suspended now, or ``None``."""
+        return self.row.suspended or ("store" if self._cooling() else None)
+
+    def leaf(self, event: str, **named: Any) -> Callable[[int], bytes]:
+        """An audit entry about this session by its owner."""
+        return self.vault.leaf(event, self.principal.subject, session_id=self.id, **named)
+
+    def mark_read(self) -> None:
+        """A call of the model has reached us: it has read what the newest view showed."""
+        for place in reversed(self.timeline.places):
+            if place.index <= self.timeline.last_model:
+                break
+            if place.number is not None:
+                self.answered.add(place.number)
+
+    def is_read(self, place: Place) -> bool:
+        """Whether the model spoke, or called us, after a result came into view."""
+        return place.index < self.timeline.last_model or place.number in self.answered
+
+    def facts_row(self, row: ResultRow) -> ResultRow:
+        """Whose facts count: a restored copy has those of what it was taken from."""
+        return row if row.origin is None else self.rows.get(row.origin, row)
+
+    def protection(self, row: ResultRow, place: Place | None, content: Content | None) -> tuple[str, str] | None:
+        """Which rule keeps a result in view, and why."""
+        policy = self.vault.policy
+        text = None
+        if policy.needs_text and content is not None:
+            text = self.dialect.plain_text(content)
+            if text is None:
+                encoded = encode_exact(content)
+                text = None if encoded is None else encoded.data.decode("ascii")
+        age = 0 if place is None else self.timeline.turns_after(place.index)
+        decision = policy.decide_archive(facts_of(self.facts_row(row), age_turns=age, text=text))
+        if decision.effect == "never":
+            return decision.rule_id, decision.reason
+        if not self.vault.may_restore(self.principal, self.row.subject, row):
+            return "restore", "this session could not restore it, so it may not set it aside"
+        return None
+
+    def record(self, leaf: Any, call: ToolCall | None, text: str, own: str) -> None:
+        """Commit an audit entry and what our answer looks like, so that it is known as ours in any process."""
+        try:
+            with self.vault.store.writing(self.vault.store_wait_ms, audited=True) as writer:
+                if call is not None:
+                    self.also(call, text, own)(writer, self.session_under_lock(writer))
+                writer.append([leaf])
+        except EvidenceArchiveError as error:
+            self.log.warning("evidence_archive.not_recorded", error=type(error).__name__)
+            if call is not None and (tag := self.tag(text)) is not None:
+                self.unrecorded.add((canonical_id(call.id), tag))
+
+    def also(self, call: ToolCall, text: str, own: str) -> Also:
+        """Writes the record of an answer of ours in a transaction of the vault."""
+
+        def write(writer: Writer, session: SessionRow) -> None:
+            session.version += 1
+            writer.insert_results([self.own_row(session, call, text, own)])
+            writer.update_session(session)
+
+        return write
+
+    def own_row(
+        self, session: SessionRow, call: ToolCall, content: Content, own: str, origin: ResultRow | None = None
+    ) -> ResultRow:
+        """The record of an answer of ours, under the session's next number, which it takes."""
+        encoded = encode_exact(content)
+        if encoded is None:
+            raise FormatError("An answer would not come back equal in type and value, so it is not given.")
+        row = self.identity_row(
+            session,
+            call_id=canonical_id(call.id),
+            content=content,
+            encoded=encoded,
+            tokens=self.tokens_of(content),
+            tag=self.tag_of(encoded),
+            tool_name=call.name,
+            own=own,
+            kind=None if origin is None else origin.kind,
+            sensitivity="" if origin is None else origin.sensitivity,
+        )
+        session.next_number += 1
+        return row
+
+    def attach(
+        self,
+        numbers: Sequence[int],
+        facts: LabelFacts,
+        new: tuple[bytes, Content, Encoded, bytes] | None = None,
+        *,
+        certain: bool = True,
+    ) -> str:
+        """Facts onto records, and onto a new record that waits for the first view of its result."""
+        with self.vault.store.writing(self.vault.store_wait_ms, audited=True) as writer:
+            row = self.session_under_lock(writer)
+            if row.version != self.row.version:
+                self.absorb(writer.results(row.scope_id, self.row.version))
+                self.row = replace(row)
+            row.version += 1
+            changed = []
+            for number in numbers:
+                try:
+                    labelled = self._labelled(self.rows[number], facts)
+                except PolicyError:
+                    if certain:
+                        raise
+                    continue
+                labelled.version = row.version
+                changed.append(labelled)
+            added = []
+            if new is not None:
+                call_id, content, encoded, tag = new
+                record = self.identity_row(
+                    row,
+                    call_id=call_id,
+                    content=content,
+                    encoded=encoded,
+                    tokens=self.tokens_of(content),
+                    tag=tag,
+                    tool_name="",
+                    seen=False,
+                )
+                row.next_number += 1
+                added.append(self._labelled(record, facts))
+            writer.update_results(changed)
+            writer.insert_results(added)
+            writer.update_session(row)
+            touched = [format_result_id(record.number) for record in [*changed, *added]]
+            details = {"results": touched, "sensitivity": sorted(facts.sensitivity), "kind": facts.kind}
+            writer.append([self.leaf(audit.LABEL_SET, details=details)])
+        self.absorb([*changed, *added])
+        self.row = row
+        return touched[-1]
+
+    def _labelled(self, known: ResultRow, facts: LabelFacts) -> ResultRow:
+        row = clone(known)
+        row.sensitivity = "\n".join(sorted({*filter(None, known.sensitivity.split("\n")), *facts.sensitivity}))
+        if facts.kind is not None:
+            if known.kind not in (None, facts.kind):
+                raise PolicyError(f"Result r{row.number} has a kind already; a kind is set once.", key="kind")
+            row.kind = facts.kind
+        if facts.observed_at_us is not None:
+            row.observed_at_us, row.observed_by = facts.observed_at_us, "host"
+        if known.state == "archived":
+            if (row.kind, row.observed_at_us) != (known.kind, known.observed_at_us):
+                raise PolicyError(
+                    f"Result r{row.number} is archived: only sensitivity may be added to it now.", key="kind"
+                )
+        elif known.seen and _loosens(self.vault, known, row):
+            raise PolicyError(
+                f"A label on r{row.number} would loosen the policy's decision: label before the first view.",
+                key="sensitivity",
+            )
+        return row
+
+
+def _loosens(vault: Vault, before: ResultRow, after: ResultRow) -> bool:
+    decide_archive = vault.policy.decide_archive
+    return decide_archive(facts_of(before)).effect == "never" and decide_archive(facts_of(after)).effect == "allow"
+
+
+def clone(row: ResultRow) -> ResultRow:
+    """A copy to change; rows that were handed out are not changed in place."""
+    return ResultRow(*_VALUES(row))
+
+
+def text_of(data: bytes) -> str:
+    """A stored name as text."""
+    return data.decode("utf-8", "surrogatepass")
+
+
+def bytes_of(text: str) -> bytes:
+    """A name as it is stored; no ``str`` is refused."""
+    return text.encode("utf-8", "surrogatepass")
