@@ -1,12 +1,12 @@
 """The same verbs, awaited.
 
 One logic: every verb runs the synchronous one in a thread. A cancelled await does not interrupt it: what was begun
-is carried through, all of it or none of it, and the next view shows which.
+is carried through, all of it or none of it, and the next view shows which. Closing waits for it.
 """
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
@@ -24,19 +24,38 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-async def _awaited(verb: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
-    """The verb in a thread; a cancelled await leaves the thread to finish."""
-    running = asyncio.ensure_future(asyncio.to_thread(verb, *args, **named))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        running.add_done_callback(_retrieved)
-        raise
+class _Verbs:
+    """The verbs of one archive that run in threads."""
 
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
 
-def _retrieved(done: "asyncio.Future[Any]") -> None:
-    if not done.cancelled():
-        done.exception()
+    async def awaited(self, verb: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
+        """What the verb returns; a cancelled await leaves its thread to finish."""
+        return await self._carried(asyncio.to_thread(verb, *args, **named))
+
+    async def last(self, verb: Callable[[], None]) -> None:
+        """Run a verb once all that were begun before have ended, the cancelled ones too."""
+        others = set(self._running)
+
+        async def after_others() -> None:
+            if others:
+                await asyncio.wait(others)
+            await asyncio.to_thread(verb)
+
+        await self._carried(after_others())
+
+    async def _carried(self, work: Coroutine[Any, Any, R]) -> R:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        await asyncio.wait([task])  # unlike a plain await, being cancelled here does not cancel the task
+        return task.result()
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: a cancelled await has nobody left to tell
 
 
 class AsyncSession:
@@ -44,10 +63,12 @@ class AsyncSession:
 
     Args:
         session: the synchronous session.
+        verbs: those of its archive, which closing waits for.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, verbs: _Verbs) -> None:
         self._session = session
+        self._verbs = verbs
 
     def __repr__(self) -> str:
         return f"Async{self._session!r}"
@@ -78,7 +99,7 @@ class AsyncSession:
         Raises:
             MessageShapeError, MisuseError: as there.
         """
-        return await _awaited(self._session.view, messages)
+        return await self._verbs.awaited(self._session.view, messages)
 
     async def answer(self, call: Any) -> Any | None:
         """See :meth:`evidence_archive.Session.answer`.
@@ -86,7 +107,7 @@ class AsyncSession:
         Raises:
             MisuseError: as there.
         """
-        return await _awaited(self._session.answer, call)
+        return await self._verbs.awaited(self._session.answer, call)
 
     async def archive(self, batch: Iterable[tuple[str, str]], *, idempotency_key: str | None = None) -> Receipt:
         """See :meth:`evidence_archive.Session.archive`.
@@ -94,7 +115,7 @@ class AsyncSession:
         Raises:
             BatchRejectedError, FormatError, KeyringError, MisuseError: as there.
         """
-        return await _awaited(self._session.archive, batch, idempotency_key=idempotency_key)
+        return await self._verbs.awaited(self._session.archive, batch, idempotency_key=idempotency_key)
 
     async def restore(
         self,
@@ -111,7 +132,7 @@ class AsyncSession:
         Raises:
             NotAvailableError, FormatError, SealBrokenError, KeyringError, StoreError, MisuseError: as there.
         """
-        return await _awaited(
+        return await self._verbs.awaited(
             self._session.restore,
             result_id,
             lines=lines,
@@ -134,7 +155,7 @@ class AsyncSession:
         Raises:
             MessageShapeError, NotAvailableError, PolicyError, FormatError, StoreError, MisuseError: as there.
         """
-        return await _awaited(
+        return await self._verbs.awaited(
             self._session.label, target, sensitivity=sensitivity, kind=kind, observed_at=observed_at
         )
 
@@ -144,7 +165,7 @@ class AsyncSession:
         Raises:
             StoreError, IntegrityError, MisuseError: as there.
         """
-        return await _awaited(self._session.results)
+        return await self._verbs.awaited(self._session.results)
 
     async def stats(self) -> SessionStats:
         """See :meth:`evidence_archive.Session.stats`.
@@ -152,7 +173,7 @@ class AsyncSession:
         Raises:
             MisuseError: as there.
         """
-        return await _awaited(self._session.stats)
+        return await self._verbs.awaited(self._session.stats)
 
 
 class AsyncArchive:
@@ -167,6 +188,7 @@ class AsyncArchive:
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
+        self._verbs = _Verbs()
 
     @classmethod
     def open(
@@ -186,9 +208,7 @@ class AsyncArchive:
             PolicyError, KeyringError, StoreError, UnsupportedVersionError: as there.
         """
         return cls(
-            Archive.open(
-                url, keys=keys, policy=policy, objects=objects, create=create, counter=counter, clock=clock
-            )
+            Archive.open(url, keys=keys, policy=policy, objects=objects, create=create, counter=counter, clock=clock)
         )
 
     def __repr__(self) -> str:
@@ -208,8 +228,8 @@ class AsyncArchive:
         return self._archive.policy
 
     async def close(self) -> None:
-        """See :meth:`evidence_archive.Archive.close`."""
-        await _awaited(self._archive.close)
+        """See :meth:`evidence_archive.Archive.close`; waits for verbs that were begun, cancelled ones too."""
+        await self._verbs.last(self._archive.close)
 
     async def session(self, id: str, principal: Principal, dialect: str = "chat", tools: bool = True) -> AsyncSession:
         """See :meth:`evidence_archive.Archive.session`.
@@ -217,7 +237,8 @@ class AsyncArchive:
         Raises:
             NotAvailableError, FormatError, KeyringError, StoreError, IntegrityError, MisuseError: as there.
         """
-        return AsyncSession(await _awaited(self._archive.session, id, principal, dialect, tools))
+        session = await self._verbs.awaited(self._archive.session, id, principal, dialect, tools)
+        return AsyncSession(session, self._verbs)
 
     async def restore(
         self,
@@ -236,7 +257,7 @@ class AsyncArchive:
         Raises:
             NotAvailableError, FormatError, SealBrokenError, KeyringError, StoreError, MisuseError: as there.
         """
-        return await _awaited(
+        return await self._verbs.awaited(
             self._archive.restore,
             session_id,
             result_id,
@@ -254,7 +275,7 @@ class AsyncArchive:
         Raises:
             NotAvailableError, KeyringError, StoreError, IntegrityError, MisuseError: as there.
         """
-        return await _awaited(self._archive.results, session_id, principal=principal)
+        return await self._verbs.awaited(self._archive.results, session_id, principal=principal)
 
     async def audit(self, *, principal: Principal, start: int = 0) -> AuditReport:
         """See :meth:`evidence_archive.Archive.audit`.
@@ -262,7 +283,7 @@ class AsyncArchive:
         Raises:
             KeyringError, StoreError, IntegrityError, MisuseError: as there.
         """
-        return await _awaited(self._archive.audit, principal=principal, start=start)
+        return await self._verbs.awaited(self._archive.audit, principal=principal, start=start)
 
     async def resume(self, session_id: str, *, principal: Principal) -> None:
         """See :meth:`evidence_archive.Archive.resume`.
@@ -270,4 +291,4 @@ class AsyncArchive:
         Raises:
             NotAvailableError, StoreError, IntegrityError, MisuseError: as there.
         """
-        await _awaited(self._archive.resume, session_id, principal=principal)
+        await self._verbs.awaited(self._archive.resume, session_id, principal=principal)

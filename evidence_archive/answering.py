@@ -82,7 +82,7 @@ class Answering:
 
     def restore(self, call: ToolCall) -> Content:
         """The content that answers a call of ``restore_evidence``: the original, or why not."""
-        self._records.mark_read()
+        self._records.mark_read(call)
         number, row = 0, None
         try:
             request = parse_restore(call.arguments)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from evidence_archive.clock import SystemClock
 from evidence_archive.dialects import dialect as dialect_named
-from evidence_archive.errors import FormatError, MisuseError, NotAvailableError
+from evidence_archive.errors import FormatError, MisuseError, NotAvailableError, SealBrokenError, StoreBusyError
 from evidence_archive.excerpt import parse_selector
 from evidence_archive.keys import open_provider
 from evidence_archive.model import Principal, Restored, ResultInfo, checked_name, format_result_id, format_time
@@ -18,7 +18,16 @@ from evidence_archive.proof import leaf as audit
 from evidence_archive.records import Records
 from evidence_archive.session import Session
 from evidence_archive.tokens import default_counter
-from evidence_archive.vault import AuditReport, Surroundings, Vault, facts_of, open_vault, part_of, selected
+from evidence_archive.vault import (
+    AuditReport,
+    Surroundings,
+    Vault,
+    asked_session,
+    facts_of,
+    open_vault,
+    part_of,
+    selected,
+)
 
 if TYPE_CHECKING:
     from evidence_archive.vault import ScopeKeys
@@ -217,14 +226,17 @@ class Archive:
         vault = self._vault(principal.org)
         told: list[ResultInfo] = []
         with vault.store.reading(vault.store_wait_ms) as reader:
-            session = reader.session(session_id) if isinstance(session_id, str) else None
-            rows = [] if session is None else reader.results(session.scope_id, -1)
-        owner = session is not None and session.subject == principal.subject
-        for row in rows:
-            if row.own in (None, "copy") and (
-                owner or (session is not None and vault.may_restore(principal, session.subject, row))
-            ):
-                decision = self.policy.decide_archive(facts_of(row))
+            session = reader.session(asked_session(session_id))
+            if session is None:
+                raise NotAvailableError
+            rows = {row.number: row for row in reader.results(session.scope_id, -1)}
+        owner = session.subject == principal.subject
+        for row in rows.values():
+            origin = row if row.origin is None else rows.get(row.origin)
+            if row.own not in (None, "copy") or origin is None:
+                continue
+            if owner or vault.may_restore(principal, session.subject, row, origin):
+                decision = self.policy.decide_archive(facts_of(origin))
                 told.append(
                     ResultInfo(
                         id=format_result_id(row.number),
@@ -238,6 +250,11 @@ class Archive:
                 )
         if not owner and not told:
             raise NotAvailableError
+        if len(rows) != session.next_number - 1:
+            raise SealBrokenError(
+                f"Of {session.next_number - 1} results of this session {len(rows)} are there: "
+                "the others were removed outside this library."
+            )
         return told
 
     def audit(self, *, principal: Principal, start: int = 0) -> AuditReport:
@@ -279,7 +296,7 @@ def _opened_session(
         scope = None if row is None else reader.scope(row.scope_id)
         known_policy = reader.head().policy_digest == vault.policy.digest
     if row is None or not known_policy:
-        new_scope, new_keys = vault.new_scope()
+        new = vault.new_scope() if row is None else None
         with vault.store.writing(vault.store_wait_ms, audited=True) as writer:
             leaves = []
             if writer.head().policy_digest != vault.policy.digest:
@@ -287,6 +304,9 @@ def _opened_session(
                 leaves.append(vault.leaf(audit.POLICY_LOADED, principal.subject, details=details))
             row = writer.session(session_id)
             if row is None:
+                if new is None:
+                    raise StoreBusyError("The session changed while it was opened: try again.")
+                new_scope, new_keys = new
                 row = SessionRow(
                     session_id=session_id,
                     scope_id=new_keys.scope_id,

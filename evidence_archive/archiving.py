@@ -79,25 +79,23 @@ class Archiving:
             [(item.id, item.note) for item in items],
         )
         try:
-            self._records.refresh(self._records.vault.store_wait_ms)
-            if call_id is not None or key is not None:
-                replayed = self._replayed(tag, key)
+            for _ in range(COMMIT_TRIES_MAX):
+                self._records.refresh(self._records.vault.store_wait_ms)
+                replayed = self._replayed(tag, key) if call_id is not None or key is not None else None
                 if replayed is not None:
                     return replayed, notes.receipt_text(replayed, net_tokens=replayed.tokens_saved)
-            if call is not None:
-                self._records.mark_read()
-            suspension = self._records.suspension()
-            if suspension is not None:
-                raise BatchRejectedError(
-                    f"Nothing was archived: archiving in this session is suspended ({suspension}).",
-                    reason="suspended",
-                )
-            for _ in range(COMMIT_TRIES_MAX):
+                if call is not None:
+                    self._records.mark_read(call)
+                suspension = self._records.suspension()
+                if suspension is not None:
+                    raise BatchRejectedError(
+                        f"Nothing was archived: archiving in this session is suspended ({suspension}).",
+                        reason="suspended",
+                    )
                 done = self._commit(items, call, tag, key)
                 if done is not None:
                     self._records.failures = 0
                     return done
-                self._records.refresh(self._records.vault.store_wait_ms)
             raise StoreError("The session keeps changing under this batch: try again.")
         except StoreError as error:
             self._records.trouble(error)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
+from itertools import takewhile
 from operator import attrgetter
 from typing import Any
 
@@ -42,6 +43,9 @@ __all__ = ["LabelFacts", "Records", "bytes_of", "clone", "text_of"]
 
 TOOL_NAME_CHARS_MAX = 1_024
 """Longest tool name an archived result may have; longer ones are stored cut, and their results stay in view."""
+
+AGE_TURNS_MAX = 1_000_000_000
+"""The oldest that a rule of a policy can ask for, in turns."""
 
 _VALUES = attrgetter(*(field.name for field in fields(ResultRow)))
 _MEDIA_TYPES = {"text": "text/plain", "parts": "application/json"}
@@ -99,6 +103,7 @@ class Records:
         self.unrecorded: set[tuple[bytes, bytes]] = set()
         self.failures = 0
         self.suspended_until_ms = 0
+        self._unwritten: str | None = None
 
     def match(self) -> list[Place]:
         """Number the timeline's results from the records; what is returned is unknown."""
@@ -130,6 +135,8 @@ class Records:
             changed = reader.results(row.scope_id, after)
         self.absorb(changed)
         self.row = row
+        if self._unwritten is not None:
+            self._write_suspension(self._unwritten)
 
     def absorb(self, rows: Iterable[ResultRow], words: Mapping[int, str] | None = None) -> None:
         """Records as committed; the notes of archived ones are opened here, once."""
@@ -223,7 +230,7 @@ class Records:
         encoded, tokens = measured
         tag = self.tag_of(encoded)
         call = place.call or ToolCall("", "")
-        own = "error" if (place.call_id, tag) in self.unrecorded else None
+        ours = call.name in (notes.ARCHIVE_TOOL, notes.RESTORE_TOOL) or (place.call_id, tag) in self.unrecorded
         return self.identity_row(
             session,
             call_id=place.call_id,
@@ -233,7 +240,7 @@ class Records:
             tag=tag,
             tool_name=call.name,
             result_tool_name=place.result_tool,
-            own=own,
+            own="error" if ours else None,
             bare=place.shown_bare,
         )
 
@@ -312,44 +319,49 @@ class Records:
             self.log.error("evidence_archive.suspended", why="store")
 
     def suspend(self, why: str) -> None:
-        """Suspend for good; where the store does not take it, at least in this object."""
-        if self.row.suspended is None:
-            self.row.suspended = why
+        """Suspend for good; what the store does not take now counts in this object, and is written later."""
+        if self.row.suspended is None and self._unwritten is None:
             self.log.error("evidence_archive.suspended", why=why)
-            try:
-                self._write_suspension(why, audited=True)
-            except EvidenceArchiveError:  # perhaps it is the log that is broken
-                with suppress(EvidenceArchiveError):
-                    self._write_suspension(why, audited=False)
+            self._write_suspension(why)
 
-    def _write_suspension(self, why: str, *, audited: bool) -> None:
-        with self.vault.store.writing(self.limits.view_wait_ms_max, audited=audited) as writer:
-            row = self.session_under_lock(writer)
-            if row.suspended is None:
-                row.suspended = why
-                row.version += 1
-                writer.update_session(row)
-                if audited:
-                    writer.append([self.leaf(audit.SESSION_SUSPENDED, details={"why": why})])
+    def _write_suspension(self, why: str) -> None:
+        self._unwritten = why
+        for audited in (True, False):  # perhaps it is the log that is broken
+            with (
+                suppress(EvidenceArchiveError),
+                self.vault.store.writing(self.limits.view_wait_ms_max, audited=audited) as writer,
+            ):
+                row = self.session_under_lock(writer)
+                if row.suspended is None:
+                    row.suspended = why
+                    row.version += 1
+                    writer.update_session(row)
+                    if audited:
+                        writer.append([self.leaf(audit.SESSION_SUSPENDED, details={"why": why})])
+                self._unwritten = None
+            if self._unwritten is None:
+                self.row.suspended = why
+                return
 
     def _cooling(self) -> bool:
         return self.clock.monotonic_ms() < self.suspended_until_ms
 
     def suspension(self) -> str | None:
         """Why archiving is suspended now, or ``None``."""
-        return self.row.suspended or ("store" if self._cooling() else None)
+        return self.row.suspended or self._unwritten or ("store" if self._cooling() else None)
 
     def leaf(self, event: str, **named: Any) -> Callable[[int], bytes]:
         """An audit entry about this session by its owner."""
         return self.vault.leaf(event, self.principal.subject, session_id=self.id, **named)
 
-    def mark_read(self) -> None:
-        """A call of the model has reached us: it has read what the newest view showed."""
-        for place in reversed(self.timeline.places):
-            if place.index <= self.timeline.last_model:
-                break
-            if place.number is not None:
-                self.answered.add(place.number)
+    def mark_read(self, call: ToolCall) -> None:
+        """A call of the model has reached us: it has read what the newest view showed it before that call."""
+        timeline = self.timeline
+        turn = list(takewhile(lambda place: place.index > timeline.last_model, reversed(timeline.places)))
+        made = self.dialect.read(timeline.messages[timeline.last_model]).calls if timeline.last_model >= 0 else ()
+        if made.count(call) > [place.call for place in turn].count(call):
+            return  # this very call stands open in the view: the model made it before the results behind it
+        self.answered.update(place.number for place in turn if place.number is not None)
 
     def is_read(self, place: Place) -> bool:
         """Whether the model spoke, or called us, after a result came into view."""
@@ -436,7 +448,7 @@ class Records:
                 self.row = replace(row)
             row.version += 1
             changed = []
-            for number in numbers:
+            for number in self._families(numbers):
                 try:
                     labelled = self._labelled(self.rows[number], facts)
                 except PolicyError:
@@ -468,7 +480,12 @@ class Records:
             writer.append([self.leaf(audit.LABEL_SET, details=details)])
         self.absorb([*changed, *added])
         self.row = row
-        return touched[-1]
+        return format_result_id(numbers[0]) if numbers else touched[-1]
+
+    def _families(self, numbers: Sequence[int]) -> list[int]:
+        """The results with what they are copies of and all copies of that: one content, one set of facts."""
+        roots = {self.rows[number].origin or number for number in numbers}
+        return [number for number, row in sorted(self.rows.items()) if (row.origin or number) in roots]
 
     def _labelled(self, known: ResultRow, facts: LabelFacts) -> ResultRow:
         row = clone(known)
@@ -493,8 +510,12 @@ class Records:
 
 
 def _loosens(vault: Vault, before: ResultRow, after: ResultRow) -> bool:
-    decide_archive = vault.policy.decide_archive
-    return decide_archive(facts_of(before)).effect == "never" and decide_archive(facts_of(after)).effect == "allow"
+    """Whether a result of any age and any words, now kept in view, could be archived with the new facts."""
+
+    def effect(row: ResultRow, age_turns: int) -> str:
+        return vault.policy.decide_archive(facts_of(row, age_turns=age_turns, text="")).effect
+
+    return any(effect(before, age) == "never" and effect(after, age) == "allow" for age in (0, AGE_TURNS_MAX))
 
 
 def clone(row: ResultRow) -> ResultRow:

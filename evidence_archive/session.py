@@ -109,6 +109,7 @@ class Session:
             except (StoreError, IntegrityError, KeyringError) as error:
                 self._records.trouble(error)
                 self._outage = True
+                self._records.match()  # what is known keeps its label wherever the list holds it now
                 return self._outage_view()
             self._outage = False
             self._records.failures = 0
@@ -217,8 +218,12 @@ class Session:
             live = self._in_view(result_id)
             if live is not None:
                 return part_of(live, selector, self._records.dialect, self._records.limits.pattern_matches_max)
-            found = self._records.vault.find(self.principal, self.id, result_id)
-            opened = self._records.vault.opened(self.principal, found)
+            try:
+                found = self._records.vault.find(self.principal, self.id, result_id)
+                opened = self._records.vault.opened(self.principal, found)
+            except IntegrityError:
+                self._records.suspend("integrity")
+                raise
             restored = part_of(
                 opened, selected(found.row, selector), self._records.dialect, self._records.limits.pattern_matches_max
             )

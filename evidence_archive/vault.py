@@ -72,6 +72,7 @@ __all__ = [
     "ScopeKeys",
     "Surroundings",
     "Vault",
+    "asked_session",
     "facts_of",
     "open_vault",
     "part_of",
@@ -273,7 +274,7 @@ class Vault:
                 break
         if frontier.size != head.size:
             findings.append(f"The head counts {head.size} entries, {frontier.size} are there in order.")
-        elif frontier.to_bytes() != head.frontier or last != head.last_leaf_hash:
+        elif frontier.to_bytes() != head.frontier or (last is not None and last != head.last_leaf_hash):
             findings.append("The entries do not hash to what the head holds.")
         if head.size == 0:
             findings.append("The log is empty: nothing was checked.")
@@ -391,15 +392,15 @@ class Vault:
         try:
             with self.store.reading(self.store_wait_ms) as reader:
                 found = reader.find(name, number)
-                if found is not None:
+                copied = None if found is None else found[2].origin
+                # Asked even where there is nothing to ask for: a "no" costs the same statements whatever its cause.
+                held = reader.find(name, number if copied is None else copied)
+                if found is not None and held is None:
+                    raise SealBrokenError("What a copy was taken from is gone: its row was removed.")
+                if found is not None and held is not None:
                     session, scope, row = found
-                    if row.state == "archived" and self._may(principal, session, row):
-                        origin = row
-                        if row.origin is not None:
-                            held = reader.find(name, row.origin)
-                            if held is None:
-                                raise SealBrokenError("What a copy was taken from is gone: its row was removed.")
-                            origin = held[2]
+                    origin = row if copied is None else held[2]
+                    if row.state == "archived" and self.may_restore(principal, session.subject, row, origin):
                         return Found(session, scope, row, origin)
         except IntegrityError:
             self.failed(principal, name, number, "integrity")
@@ -407,12 +408,17 @@ class Vault:
         self.denied(principal, name, number, also=also)
         raise NotAvailableError
 
-    def _may(self, principal: Principal, session: SessionRow, row: ResultRow) -> bool:
-        return access.decide(principal, self.org, session.subject, self.policy.restore_openings(facts_of(row)))
+    def may_restore(self, principal: Principal, owner: str, *rows: ResultRow) -> bool:
+        """Whether a principal could have a result back.
 
-    def may_restore(self, principal: Principal, owner: str, row: ResultRow) -> bool:
-        """Whether a principal could have this result back."""
-        return access.decide(principal, self.org, owner, self.policy.restore_openings(facts_of(row)))
+        Args:
+            principal: who asks.
+            owner: the session's first subject.
+            rows: the result; for a restored copy also what it was taken from, whose rules hold for the copy too.
+        """
+        return all(
+            access.decide(principal, self.org, owner, self.policy.restore_openings(facts_of(row))) for row in rows
+        )
 
     def opened(self, principal: Principal, found: Found) -> Opened:
         """The original in memory, checked; it may be released only after :meth:`granted`.
@@ -466,7 +472,8 @@ class Vault:
         session_id, number = found.session.session_id, found.row.number
         with self.store.writing(self.store_wait_ms, audited=True) as writer:
             again = writer.find(session_id, number)
-            if again is None or again[2] != found.row:
+            held = again if found.origin is found.row else writer.find(session_id, found.origin.number)
+            if again is None or held is None or (again[2], held[2]) != (found.row, found.origin):
                 raise StoreBusyError("The result changed while it was restored: ask again.")
             session = again[0]
             session.restores += 1
@@ -546,7 +553,7 @@ class Vault:
             NotAvailableError: there is no such session here.
         """
         with self.store.writing(self.store_wait_ms, audited=True) as writer:
-            session = writer.session(session_id)
+            session = writer.session(asked_session(session_id))
             if session is None:
                 raise NotAvailableError
             details = {"was": session.suspended or "not suspended"}
@@ -562,10 +569,18 @@ Also = Callable[[Writer, SessionRow], None]
 """Writes more in a transaction of the vault, and may change the session's counters, which are stored after it."""
 
 
+def asked_session(session_id: object) -> str:
+    """A session id as asked for; what is malformed becomes what cannot exist."""
+    try:
+        return checked_name(session_id, "session id")
+    except FormatError:
+        return ""
+
+
 def _asked(session_id: object, result_id: object) -> tuple[str, int]:
     """What a restore asks for; what is malformed becomes what cannot exist."""
     try:
-        return checked_name(session_id, "session id"), parse_result_id(result_id)
+        return asked_session(session_id), parse_result_id(result_id)
     except FormatError:
         return "", 0
 

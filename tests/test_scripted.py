@@ -176,9 +176,9 @@ def test_the_real_sdk_runs_a_loop_against_the_server(openai):
 
 def test_the_real_sdk_streams_from_the_server(openai):
     reply = ScriptedReply("looking " * 20, (Call("logs.read", {"path": "\N{GRINNING FACE}" * 30}),))
-    with ChatServer(ScriptedModel([reply])) as server:
-        with openai.OpenAI(base_url=server.base_url, api_key="unused") as client:
-            text, calls, finish = joined(client.chat.completions.create(model="any", messages=MESSAGES, stream=True))
+    model = ScriptedModel([reply])
+    with ChatServer(model) as server, openai.OpenAI(base_url=server.base_url, api_key="unused") as client:
+        text, calls, finish = joined(client.chat.completions.create(model="any", messages=MESSAGES, stream=True))
     assert text == "looking " * 20
     assert json.loads(calls[0]["arguments"]) == {"path": "\N{GRINNING FACE}" * 30}
     assert finish == "tool_calls"

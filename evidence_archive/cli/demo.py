@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evidence_archive.cli.logs import quiet_logs
 from evidence_archive.cli.render import chart, emit_json, percent, say, table
 from evidence_archive.errors import IntegrityError, NotAvailableError
 from evidence_archive.model import Principal
@@ -514,7 +513,7 @@ def _demo(
     with TemporaryDirectory(prefix="evidence-archive-demo-") as scratch:
         folder = Path(scratch) if keep is None else keep
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with quiet_logs(), _progress(shown=sys.stderr.isatty() and not as_json) as progress:
+        with _progress(shown=sys.stderr.isatty() and not as_json) as progress:
             report = run_demo(folder.resolve(), progress)
     if as_json:
         emit_json(_document(report, keep))

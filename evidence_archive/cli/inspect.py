@@ -2,14 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evidence_archive.cli.logs import quiet_logs
 from evidence_archive.cli.render import emit_json, say, table
 from evidence_archive.errors import AuditBrokenError
 from evidence_archive.model import Principal, Restored, format_time
@@ -18,6 +16,8 @@ if TYPE_CHECKING:
     from evidence_archive.archive import Archive
 
 __all__ = ["register"]
+
+DETAIL_CHARS_MAX = 60
 
 _STORE = "--url sqlite:///evidence.db --keys evidence.keys --org north-clinic --subject triage-agent"
 
@@ -60,15 +60,13 @@ def register(app: typer.Typer) -> None:
     app.command("resume", epilog=f"Example: evidence-archive resume case-4711 {_STORE}")(_resume)
 
 
-@contextmanager
-def _opened(url: str, keys: Path | None, policy: Path | None) -> "Iterator[Archive]":
+def _opened(url: str, keys: Path | None, policy: Path | None) -> "Archive":
     """The store, which must exist: looking never creates one."""
     from evidence_archive.archive import Archive
     from evidence_archive.keys import EnvironmentKeys
 
     provider = EnvironmentKeys() if keys is None else keys
-    with quiet_logs(), Archive.open(url, keys=provider, policy=policy, create=False) as archive:
-        yield archive
+    return Archive.open(url, keys=provider, policy=policy, create=False)
 
 
 def _results(
@@ -96,7 +94,7 @@ def _results(
         for info in found
     ]
     heads = ("id", "tool", "tokens", "state", "protected by", "copy of", "observed")
-    table(f"session {session}", heads, rows, numbers=[2])
+    table(f"session {session}", heads, rows, numbers=[2], texts=[1, 4])
     archived = sum(info.state == "archived" for info in found)
     say(f"{len(found)} results, {archived} archived. 'evidence-archive restore {session} ID' gives an original.")
 
@@ -226,7 +224,8 @@ def _audit(
             (leaf.seq, format_time(leaf.time_us), leaf.event, leaf.session_id, leaf.subject, _details(leaf.details))
             for leaf in report.entries
         ]
-        table(f"audit log of {org}", ("seq", "time", "event", "session", "subject", "details"), rows, numbers=[0])
+        heads = ("seq", "time", "event", "session", "subject", "details")
+        table(f"audit log of {org}", heads, rows, numbers=[0], texts=[3, 4, 5])
         verdict = "INTACT: the entries and the head agree" if report.intact else "BROKEN: entries and head disagree"
         say(f"{report.size} entries, {len(rows)} listed. {verdict}.", f"root {report.root_hex}")
         if not report.intact:
@@ -235,11 +234,14 @@ def _audit(
         raise typer.Exit(AuditBrokenError.exit_code)
 
 
-def _details(details: Any) -> str:
-    return " ".join(
-        f"{key}={value if isinstance(value, str | int) else json.dumps(value, separators=(',', ':'))}"
-        for key, value in details.items()
-    )
+def _details(details: Mapping[str, Any]) -> str:
+    """The details on one line; long lists, such as digests of envelopes, as their length."""
+    words = []
+    for key, value in details.items():
+        text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+        long = isinstance(value, list) and len(text) > DETAIL_CHARS_MAX
+        words.append(f"{key}={f'({len(value)})' if long else text}")
+    return " ".join(words)
 
 
 def _resume(

@@ -91,7 +91,7 @@ def _explain(
     say(f"decided by: {decision.rule_id} ({decision.reason})")
     rows = [(step.rule_id, step.effect, "yes" if step.matched else "no", step.why) for step in explanation.steps]
     if rows:
-        table("", ("rule", "effect", "matched", "why"), rows)
+        table("", ("rule", "effect", "matched", "why"), rows, texts=[3])
     live = explanation.live
     if live is not None:
         age = "" if live.max_age_seconds is None else f" (at the latest after {live.max_age_seconds} s)"

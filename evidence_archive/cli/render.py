@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from evidence_archive.notes import clean
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["chart", "console", "emit_json", "one_line", "percent", "plain", "say", "table"]
 
 CHART_ROWS = 10
+PIPE_COLUMNS = 2_000
 CHART_COLUMNS_MAX = 32
 
 
@@ -54,10 +55,14 @@ def percent(part: float, whole: float) -> str:
 
 
 def console() -> "Console":
-    """A console on stdout that knows about terminals, their width, ``NO_COLOR`` and ASCII-only encodings."""
+    """A console on stdout that knows about terminals, their width, ``NO_COLOR`` and ASCII-only encodings.
+
+    What is not a terminal gets lines as long as they are, for ``grep`` and friends.
+    """
     from rich.console import Console
 
-    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=False)
+    width = None if sys.stdout.isatty() else PIPE_COLUMNS
+    return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
 def say(*lines: str) -> None:
@@ -67,21 +72,27 @@ def say(*lines: str) -> None:
 
 
 def table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[int] = ()
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    numbers: Iterable[int] = (),
+    texts: Iterable[int] = (),
 ) -> None:
-    """Print a table; cells are folded, never cut.
+    """Print a table.
 
     Args:
         title: stands above the table; may be empty.
         columns: the heads; empty strings give a table without a head.
         rows: cells as anything with a ``str``; ``None`` shows as a dash.
         numbers: indices of the columns that are aligned to the right.
+        texts: indices of the columns that are folded where the terminal is too narrow.
     """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    right = set(numbers)
+    right, folded = set(numbers), set(texts)
     shown = Table(
         title=Text(one_line(title)) if title else None,
         title_justify="left",
@@ -89,9 +100,11 @@ def table(
         box=box.SIMPLE_HEAD,
         show_header=any(columns),
         pad_edge=False,
+        collapse_padding=True,
     )
     for index, name in enumerate(columns):
-        shown.add_column(Text(name), justify="right" if index in right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if index in right else "left"
+        shown.add_column(Text(name), justify=justify, overflow="fold", no_wrap=index not in folded)
     for row in rows:
         shown.add_row(*(Text("-" if cell is None else clean(str(cell))) for cell in row))
     console().print(shown)

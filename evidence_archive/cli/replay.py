@@ -3,7 +3,8 @@
 Every conversation runs through the real middleware, on a throw-away store with throw-away keys and the default
 policy. The rule is plain: what is longer than N tokens is archived one request after it was read, in batches of at
 least K. What the archive itself costs is counted apart: tool specs, instructions, archive calls and receipts (a
-receipt counts as long as its call), and the originals that come back, each in every request that carries it.
+receipt counts as long as its call), and the originals that come back: they are carried until the next batch, which
+archives them again.
 """
 
 import json
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evidence_archive.cli.logs import quiet_logs
 from evidence_archive.cli.render import emit_json, percent, say, table
 from evidence_archive.cli.transcripts import Conversation, load
 from evidence_archive.errors import BatchRejectedError
@@ -36,9 +36,10 @@ MESSAGE_TOKENS = 4
 """What a provider adds to every message for its role and its delimiters."""
 
 NOTE_LINE_CHARS_MAX = 120
+WORD_CHARS_MIN = 8
 NOT_EQUAL = 1
 
-_WORD = re.compile(r"[A-Za-z0-9_./-]{8,}")
+_WORD = re.compile(r"[A-Za-z0-9_./-]+")
 
 
 # --- what is measured -------------------------------------------------------------------------------------------
@@ -173,9 +174,9 @@ class _Player:
         self._registered = (place.content for place in places if encode_exact(place.content) is not None)
         self._known = 0
         self._waiting: list[_Waiting] = []
-        self._archived: dict[str, Any] = {}
+        self._archived: dict[str, _Waiting] = {}
         self._holders: dict[str, str] = {}
-        self._back_in_view: set[str] = set()
+        self._back_in_view: dict[str, int] = {}
         self._previous: tuple[list[Any], list[int]] = ([], [])
         # In every request: our tool specs and instructions; from their time on: calls, receipts, restored originals.
         self._extra_tokens = tally.text(json.dumps(session.tools)) + tally.text(session.instructions)
@@ -245,44 +246,49 @@ class _Player:
             self._waiting = [item for item in self._waiting if item.result_id in fit]
             return False
         self.figures.batches += 1
+        batch += [(result_id, self._archived[result_id].note) for result_id in self._back_in_view]
         call = json.dumps({"batch": [{"id": result_id, "note": note} for result_id, note in batch]})
         self._extra_tokens += 2 * (MESSAGE_TOKENS + self._tally.text(call))
+        for result_id, tokens in self._back_in_view.items():
+            self._extra_tokens += self._tally.text(self._archived[result_id].note) - tokens
+        self._back_in_view = {}
         for item in self._waiting:
-            self._archived[item.result_id] = item.content
-            self._holders.update(
-                dict.fromkeys(_words(self._tally.dialect.content_texts(item.content)), item.result_id)
-            )
+            self._archived[item.result_id] = item
+            words = _words(self._tally.dialect.content_texts(item.content))
+            self._holders.update(dict.fromkeys(words, item.result_id))
         self._waiting = []
         return True
 
     def _look_for_forced_restores(self, message: Any) -> None:
-        used = {
-            word: self._holders[word]
-            for word in _words(self._tally.dialect.message_texts(message))
-            if word in self._holders and self._holders[word] not in self._back_in_view
-        }
+        dialect = self._tally.dialect
+        used = {word for word in _words(dialect.message_texts(message)) if word in self._holders}
         if not used:
             return
-        view = self._previous[0]
-        visible = "\n".join(text for shown in view for text in self._tally.dialect.message_texts(shown))
-        for word, result_id in sorted(used.items()):
-            if word not in visible and result_id not in self._back_in_view:
-                content = self._session.restore(result_id).content
-                self._back_in_view.add(result_id)
-                self.figures.restores_forced += 1
-                restored = self._tally.dialect.content_texts(content)
-                self._extra_tokens += 2 * MESSAGE_TOKENS + sum(map(self._tally.text, restored))
+        visible = [text for shown in self._previous[0] for text in dialect.message_texts(shown)]
+        for result_id in self._back_in_view:
+            visible += dialect.content_texts(self._archived[result_id].content)
+        for word in sorted(used):
+            if any(word in text for text in visible):
+                continue
+            result_id = self._holders[word]
+            texts = list(dialect.content_texts(self._session.restore(result_id).content))
+            visible += texts
+            self._back_in_view[result_id] = sum(map(self._tally.text, texts))
+            self._extra_tokens += 2 * MESSAGE_TOKENS + self._back_in_view[result_id]
+            self.figures.restores_forced += 1
 
     def _compare(self) -> None:
-        for result_id, content in self._archived.items():
-            want, got = encode_exact(content), encode_exact(self._session.restore(result_id).content)
+        for result_id, item in self._archived.items():
+            want, got = encode_exact(item.content), encode_exact(self._session.restore(result_id).content)
             self.figures.originals_archived += 1
             self.figures.bytes_archived += 0 if want is None else len(want.data)
             self.figures.originals_equal += want is not None and want == got
 
 
 def _words(texts: Iterable[str]) -> Iterator[str]:
-    return (word for text in texts for word in _WORD.findall(text))
+    """Words of 8 characters or more, without the punctuation of a sentence or path around them."""
+    stripped = (word.strip("./-") for text in texts for word in _WORD.findall(text))
+    return (word for word in stripped if len(word) >= WORD_CHARS_MIN)
 
 
 def play(
@@ -340,7 +346,7 @@ def _replay(
     recorded = [(str(path), load(path)) for path in files]
     tally = MessageTokens(default_counter())
     measured: list[Figures] = []
-    with quiet_logs(), TemporaryDirectory(prefix="evidence-archive-") as folder:
+    with TemporaryDirectory(prefix="evidence-archive-") as folder:
         keys = Path(folder, "keys")
         new_keys(keys)
         for number, (place, conversations) in enumerate(recorded):

@@ -71,8 +71,11 @@ class Dialect(Protocol):
     def contents(self, messages: Sequence[Any]) -> list[Any]:
         """The contents of messages that hold results, flat and in order: a cheap look for changes by value.
 
+        It is made for every result on every view, so it looks at contents alone; a role or call id that is changed in
+        place in an old message is met when that message is read anew.
+
         Args:
-            messages: each gave results when it was read. One that no longer does yields values equal to nothing.
+            messages: each gave results when it was read. One that has no content any more yields what equals nothing.
         """
         ...
 

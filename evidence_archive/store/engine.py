@@ -7,6 +7,7 @@ older ones run TRUNCATE with synchronous=EXTRA. Every PRAGMA is read back.
 
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,14 +16,14 @@ from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
 from evidence_archive.errors import MisuseError, StoreBusyError, StoreError, StoreUnavailableError
 
 __all__ = ["SqliteEngine", "journal_rules", "open_engine", "translated"]
 
 POOL_CONNECTIONS_MAX = 16
-"""Connections kept per process; a thread beyond them waits for one, at most as long as for a lock."""
+"""Connections per process; a thread beyond them waits for one, at most as long as for a lock."""
 
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _SAYS = {
@@ -53,8 +54,8 @@ def translated() -> Iterator[None]:
     """Turn whatever the driver raises into an error of ours, without its text."""
     try:
         yield
-    except DBAPIError as error:
-        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+    except (DBAPIError, sqlite3.Error) as error:
+        code = getattr(getattr(error, "orig", error), "sqlite_errorcode", 0) & 0xFF
         if code in _BUSY:
             raise StoreBusyError("The database is locked by another writer: try again.") from error
         said = _SAYS.get(code)
@@ -83,6 +84,8 @@ class SqliteEngine:
         self.path = Path(url.database).absolute()
         self._create = create
         self._pid = os.getpid()
+        self._slots = threading.BoundedSemaphore(POOL_CONNECTIONS_MAX)
+        self._opening = threading.local()
         self.journal_mode, self.synchronous = journal_rules(sqlite3.sqlite_version_info)
         if create:
             self._make_file()
@@ -92,11 +95,11 @@ class SqliteEngine:
             poolclass=QueuePool,
             pool_size=POOL_CONNECTIONS_MAX,
             max_overflow=0,
-            pool_timeout=30,
             isolation_level="AUTOCOMMIT",
             hide_parameters=True,
             skip_autocommit_rollback=True,
         )
+        event.listen(self.engine, "connect", self._on_connect)
         event.listen(self.engine, "checkout", self._on_checkout)
 
     def _make_file(self) -> None:
@@ -109,10 +112,11 @@ class SqliteEngine:
         os.close(descriptor)
 
     def _connect(self) -> sqlite3.Connection:
+        identity = self._identity()
         connection = sqlite3.connect(
             f"file:{quote(str(self.path))}?mode=rw",
             uri=True,
-            timeout=5.0,
+            timeout=self._opening.wait_ms / 1_000,  # reading the first page already waits for a lock
             isolation_level=None,
             check_same_thread=False,
             cached_statements=256,
@@ -126,6 +130,9 @@ class SqliteEngine:
             self._set(connection, "secure_delete", 1)
             self._set(connection, "temp_store", 2)
             connection.execute("PRAGMA fullfsync=ON")  # a no-op outside macOS
+            if self._identity() != identity:
+                raise StoreUnavailableError("The database file was replaced while it was opened: try again.")
+            self._opening.identity = identity
         except BaseException:
             connection.close()
             raise
@@ -139,12 +146,15 @@ class SqliteEngine:
         if connection.execute(f"PRAGMA {pragma}").fetchone() != (value,):
             raise StoreError(f"SQLite does not accept {pragma}={value}, which durability needs.")
 
-    def _on_checkout(self, dbapi_connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
-        identity = self._identity()
-        if record.info.setdefault("identity", identity) != identity:
-            # The open descriptor still points at the old file: what it commits, nobody will ever read.
+    def _on_connect(self, _connection: Any, record: ConnectionPoolEntry) -> None:
+        record.info["identity"] = self._opening.identity
+
+    def _on_checkout(self, _connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
+        if record.info["identity"] != self._identity():
+            # Open descriptors still point at the old file: what they commit, nobody will ever read.
+            self.engine.dispose()
             record.invalidate()
-            raise StoreUnavailableError("The database file was replaced while open: the connection was given up.")
+            raise StoreUnavailableError("The database file was replaced while open: its connections were given up.")
 
     def _identity(self) -> tuple[int, int]:
         try:
@@ -156,48 +166,81 @@ class SqliteEngine:
         return stat.st_dev, stat.st_ino
 
     @contextmanager
-    def connection(self, wait_ms: int) -> Iterator[Connection]:
-        """A connection in autocommit mode that waits at most ``wait_ms`` milliseconds for a lock."""
+    def connection(self, wait_ms: int) -> Iterator[PoolProxiedConnection]:
+        """A connection in autocommit mode that waits at most ``wait_ms`` milliseconds for a lock, or for its turn.
+
+        It is the driver's, out of SQLAlchemy's pool: statements are written with SQLAlchemy, but what its execution
+        layer adds to each would cost more than SQLite itself.
+        """
         if os.getpid() != self._pid:
             raise MisuseError("This archive was opened in another process: open it again after fork.")
-        with translated():
-            self._identity()
-            with self.engine.connect() as connection:
-                if connection.info.get("wait_ms") != wait_ms:
-                    connection.exec_driver_sql(f"PRAGMA busy_timeout={int(wait_ms)}")
-                    connection.info["wait_ms"] = wait_ms
-                yield connection
+        if not self._slots.acquire(timeout=wait_ms / 1_000):
+            raise StoreBusyError("All connections to the database are in use: try again.")
+        try:
+            with translated():
+                yield from self._connected(wait_ms)
+        finally:
+            self._slots.release()
+
+    def _connected(self, wait_ms: int) -> Iterator[PoolProxiedConnection]:
+        self._identity()
+        self._opening.wait_ms = wait_ms
+        connection = self.engine.raw_connection()
+        try:
+            if connection.info.get("wait_ms") != wait_ms:
+                driver: Any = connection.driver_connection
+                driver.execute(f"PRAGMA busy_timeout={int(wait_ms)}")
+                connection.info["wait_ms"] = wait_ms
+            yield connection
+        finally:
+            connection.close()
 
     @contextmanager
-    def reading(self, wait_ms: int) -> Iterator[Connection]:
+    def reading(self, wait_ms: int) -> Iterator[PoolProxiedConnection]:
         """A consistent snapshot for several statements."""
         with self.connection(wait_ms) as connection:
             yield from self._transaction(connection, "BEGIN")
 
     @contextmanager
-    def writing(self, wait_ms: int) -> Iterator[Connection]:
+    def writing(self, wait_ms: int) -> Iterator[PoolProxiedConnection]:
         """The write lock, taken at once; committed when the block ends, rolled back when it raises."""
         with self.connection(wait_ms) as connection:
             yield from self._transaction(connection, "BEGIN IMMEDIATE")
 
-    def _transaction(self, connection: Connection, begin: str) -> Iterator[Connection]:
-        connection.exec_driver_sql(begin)
+    def _transaction(self, connection: PoolProxiedConnection, begin: str) -> Iterator[PoolProxiedConnection]:
+        driver: Any = connection.driver_connection
+        driver.execute(begin)
         try:
             yield connection
-            self._identity_holds(connection)
-            connection.exec_driver_sql("COMMIT")
+            if connection.info.get("identity") != self._identity():
+                raise StoreUnavailableError(
+                    "The database file was replaced during the operation; nothing was written."
+                )
+            driver.execute("COMMIT")
         except BaseException:
             try:
-                driver = connection.connection.driver_connection
-                if driver is not None and driver.in_transaction:
-                    driver.rollback()
-            except Exception:
+                if driver.in_transaction:
+                    driver.execute("ROLLBACK")
+            except sqlite3.Error:  # whatever state it is in, nobody shall use it again
                 connection.invalidate()
             raise
 
-    def _identity_holds(self, connection: Connection) -> None:
-        if connection.info.get("identity") != self._identity():
-            raise StoreUnavailableError("The database file was replaced during the operation; nothing was written.")
+    @contextmanager
+    def administering(self, wait_ms: int) -> Iterator[Connection]:
+        """SQLAlchemy's own connection under the write lock, for migrations."""
+        self._opening.wait_ms = wait_ms
+        with translated(), self.engine.connect() as connection:
+            connection.exec_driver_sql(f"PRAGMA busy_timeout={int(wait_ms)}")
+            connection.info["wait_ms"] = wait_ms
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.exec_driver_sql("COMMIT")
+            except BaseException:
+                driver: Any = connection.connection.driver_connection
+                if driver.in_transaction:
+                    driver.execute("ROLLBACK")
+                raise
 
     def close(self) -> None:
         """Close all connections."""

@@ -1,7 +1,7 @@
 """The schema's version: made, brought up to date, or refused when a newer library wrote it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, inspect, text
 
@@ -16,6 +16,8 @@ SCHEMA_REVISION = "0001"
 """The newest migration this version knows; test_schema holds it equal to the files."""
 
 _KNOWN = frozenset({"0001"})
+_HAS_VERSION = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'evidence_archive_version'"
+_VERSION = "SELECT version_num FROM evidence_archive_version"
 
 
 def prepare_schema(engine: "SqliteEngine", *, wait_ms: int) -> None:
@@ -25,17 +27,18 @@ def prepare_schema(engine: "SqliteEngine", *, wait_ms: int) -> None:
         UnsupportedVersionError: a newer version of this library wrote it.
     """
     with engine.connection(wait_ms) as connection:
-        if _revision(connection) == SCHEMA_REVISION:
+        driver: Any = connection.driver_connection
+        if driver.execute(_HAS_VERSION).fetchone() and driver.execute(_VERSION).fetchone() == (SCHEMA_REVISION,):
             return
-    with engine.writing(wait_ms) as connection:
-        if _revision(connection) != SCHEMA_REVISION:  # another process may have been first
-            _upgrade(connection)
+    with engine.administering(wait_ms) as administering:
+        if _revision(administering) != SCHEMA_REVISION:  # another process may have been first
+            _upgrade(administering)
 
 
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table("evidence_archive_version"):
         return None
-    revision = connection.execute(text("SELECT version_num FROM evidence_archive_version")).scalar()
+    revision: str | None = connection.execute(text(_VERSION)).scalar()
     if revision is not None and revision not in _KNOWN:
         raise UnsupportedVersionError(
             "A newer version of evidence_archive wrote this database: upgrade the library to open it."

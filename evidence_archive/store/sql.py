@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy.engine import Dialect
+from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.sql import ClauseElement
 
 from evidence_archive.errors import AuditBrokenError, SealBrokenError, StoreError
 from evidence_archive.ports import (
@@ -40,121 +43,173 @@ _BATCH = Shape(t.BATCHES, BatchRow, "scope_id", "batch_id")
 _HEAD = Shape(t.AUDIT_HEADS, HeadRow)
 
 _S, _K, _R = t.SESSIONS.c, t.SCOPES.c, t.RESULTS.c
-_SELECT_SESSION = select(t.SESSIONS).where(_S.org == bindparam("org"), _S.session_id == bindparam("session_id"))
-_SELECT_SESSIONS = (
+
+
+class _Statement:
+    """A statement, compiled once per database, that takes its parameters by position.
+
+    Args:
+        core: written in SQLAlchemy Core.
+        names: its parameters, in the order callers give them.
+    """
+
+    def __init__(self, core: ClauseElement, *names: str) -> None:
+        self._core = core
+        self._names = names
+        self._compiled: dict[str, tuple[str, Callable[[Any], Any]]] = {}
+
+    def on(self, dialect: Dialect) -> tuple[str, Callable[[Any], Any]]:
+        """The SQL, and what brings a caller's values into its order."""
+        found = self._compiled.get(dialect.name)
+        if found is None:
+            compiled: Any = self._core.compile(dialect=dialect)
+            # A dialect may add parameters of its own (SQLite's OFFSET); their values stand behind the caller's.
+            added = tuple(compiled.params[name] for name in compiled.positiontup if name not in self._names)
+            known = [*self._names, *(name for name in compiled.positiontup if name not in self._names)]
+            order = [known.index(name) for name in compiled.positiontup]
+            if order == list(range(len(order))) and not added:
+                found = str(compiled), tuple
+            else:
+                found = str(compiled), lambda values: tuple([(*values, *added)[at] for at in order])
+            self._compiled[dialect.name] = found
+        return found
+
+
+def _select(table: Any, *names: str) -> _Statement:
+    """Rows of a table by equality of the named columns, always with the org first."""
+    columns = table.c
+    core = select(table).where(columns.org == bindparam("org"), *(columns[name] == bindparam(name) for name in names))
+    return _Statement(core, "org", *names)
+
+
+_SELECT_SESSION = _select(t.SESSIONS, "session_id")
+_SELECT_SESSIONS = _Statement(
     select(t.SESSIONS)
     .where(_S.org == bindparam("org"), _S.session_id > bindparam("after"))
     .order_by(_S.session_id)
-    .limit(bindparam("count"))
+    .limit(bindparam("count")),
+    "org",
+    "after",
+    "count",
 )
-_SELECT_SCOPE = select(t.SCOPES).where(_K.org == bindparam("org"), _K.scope_id == bindparam("scope_id"))
-_SELECT_RESULTS = (
+_SELECT_SCOPE = _select(t.SCOPES, "scope_id")
+_SELECT_RESULTS = _Statement(
     select(t.RESULTS)
     .where(_R.org == bindparam("org"), _R.scope_id == bindparam("scope_id"), _R.version > bindparam("after_version"))
-    .order_by(_R.number)
+    .order_by(_R.number),
+    "org",
+    "scope_id",
+    "after_version",
 )
-_FIND = (
+_FIND = _Statement(
     select(t.SESSIONS, t.SCOPES, t.RESULTS)
     .join(t.SCOPES, (_K.org == _S.org) & (_K.scope_id == _S.scope_id))
     .join(t.RESULTS, (_R.org == _S.org) & (_R.scope_id == _S.scope_id))
-    .where(_S.org == bindparam("org"), _S.session_id == bindparam("session_id"), _R.number == bindparam("number"))
+    .where(_S.org == bindparam("org"), _S.session_id == bindparam("session_id"), _R.number == bindparam("number")),
+    "org",
+    "session_id",
+    "number",
 )
-_SELECT_ENVELOPE = select(t.ORIGINALS.c.envelope).where(
-    t.ORIGINALS.c.org == bindparam("org"), t.ORIGINALS.c.original_id == bindparam("original_id")
+_SELECT_ENVELOPE = _Statement(
+    select(t.ORIGINALS.c.envelope).where(
+        t.ORIGINALS.c.org == bindparam("org"), t.ORIGINALS.c.original_id == bindparam("original_id")
+    ),
+    "org",
+    "original_id",
 )
-_SELECT_BATCH = select(t.BATCHES).where(
-    t.BATCHES.c.org == bindparam("org"),
-    t.BATCHES.c.scope_id == bindparam("scope_id"),
-    t.BATCHES.c.request_tag == bindparam("request_tag"),
-)
-_SELECT_BATCH_BY_KEY = select(t.BATCHES).where(
-    t.BATCHES.c.org == bindparam("org"),
-    t.BATCHES.c.scope_id == bindparam("scope_id"),
-    t.BATCHES.c.idempotency_key == bindparam("idempotency_key"),
-)
-_SELECT_HEAD = select(t.AUDIT_HEADS).where(t.AUDIT_HEADS.c.org == bindparam("org"))
-_SELECT_LEAVES = (
+_SELECT_BATCH = _select(t.BATCHES, "scope_id", "request_tag")
+_SELECT_BATCH_BY_KEY = _select(t.BATCHES, "scope_id", "idempotency_key")
+_SELECT_HEAD = _select(t.AUDIT_HEADS)
+_SELECT_LEAVES = _Statement(
     select(t.AUDIT_LEAVES.c.seq, t.AUDIT_LEAVES.c.leaf)
     .where(t.AUDIT_LEAVES.c.org == bindparam("org"), t.AUDIT_LEAVES.c.seq >= bindparam("start"))
     .order_by(t.AUDIT_LEAVES.c.seq)
-    .limit(bindparam("count"))
+    .limit(bindparam("count")),
+    "org",
+    "start",
+    "count",
 )
-_SELECT_ORG = select(t.ORGS).where(t.ORGS.c.org == bindparam("org"))
-_INSERT_LEAF = insert(t.AUDIT_LEAVES)
-_INSERT_ORIGINAL = insert(t.ORIGINALS)
+_SELECT_ORG = _select(t.ORGS)
 
 
-def _updating(shape: Shape[Any]) -> Any:
-    """UPDATE of every column outside the key, by key; parameters of the key are named ``key_...``."""
+def _inserting(table: Any) -> _Statement:
+    """INSERT of every column, in the table's order."""
+    names = [column.name for column in table.c]
+    return _Statement(insert(table).values({name: bindparam(name) for name in names}), *names)
+
+
+def _updating(shape: Shape[Any]) -> _Statement:
+    """UPDATE of every column outside the key, by key; values in the table's order."""
     columns = shape.table.c
     key = ("org", *shape.key)
-    return (
+    core = (
         update(shape.table)
         .where(*(columns[name] == bindparam(f"key_{name}") for name in key))
         .values({name: bindparam(name) for name in (*shape.fields, "seal") if name not in key})
     )
+    names = [f"key_{column.name}" if column.name in key else column.name for column in columns]
+    return _Statement(core, *names)
 
 
-_INSERTS = {shape: insert(shape.table) for shape in (_ORG, _SCOPE, _SESSION, _RESULT, _BATCH, _HEAD)}
+_INSERTS = {shape: _inserting(shape.table) for shape in (_ORG, _SCOPE, _SESSION, _RESULT, _BATCH, _HEAD)}
 _UPDATES = {shape: _updating(shape) for shape in (_SESSION, _RESULT, _HEAD)}
-_NAMES = {shape: ("org", *shape.fields, "seal") for shape in _INSERTS}
-_UPDATE_NAMES = {
-    shape: tuple(f"key_{name}" if name in ("org", *shape.key) else name for name in _NAMES[shape])
-    for shape in _UPDATES
-}
+_INSERT_LEAF = _inserting(t.AUDIT_LEAVES)
+_INSERT_ORIGINAL = _inserting(t.ORIGINALS)
 
 
 class SqlReader:
     """One org's rows over one connection; see :class:`evidence_archive.ports.Reader`."""
 
-    def __init__(self, connection: Connection, org: str, row_key: bytes) -> None:
-        self._connection = connection
+    def __init__(self, engine: SqliteEngine, connection: PoolProxiedConnection, org: str, row_key: bytes) -> None:
+        self._dialect = engine.engine.dialect
+        self._driver: Any = connection.driver_connection
         self._org = org
         self._row_key = row_key
 
-    def _all(self, statement: Any, **parameters: Any) -> Sequence[Any]:
-        return self._connection.execute(statement, {"org": self._org, **parameters}).fetchall()
+    def _all(self, statement: _Statement, *values: Any) -> list[Any]:
+        sql, ordered = statement.on(self._dialect)
+        rows: list[Any] = self._driver.execute(sql, ordered((self._org, *values))).fetchall()
+        return rows
 
-    def _one(self, statement: Any, **parameters: Any) -> Any:
-        rows = self._all(statement, **parameters)
+    def _one(self, statement: _Statement, *values: Any) -> Any:
+        rows = self._all(statement, *values)
         return rows[0] if rows else None
 
     def session(self, session_id: str) -> SessionRow | None:
         """The session of this id."""
-        row = self._one(_SELECT_SESSION, session_id=session_id)
+        row = self._one(_SELECT_SESSION, session_id)
         return None if row is None else _SESSION.opened(self._row_key, row)
 
     def sessions(self, after: str, count: int) -> list[SessionRow]:
         """Up to ``count`` sessions with ids above ``after``, by id."""
-        return [_SESSION.opened(self._row_key, row) for row in self._all(_SELECT_SESSIONS, after=after, count=count)]
+        return [_SESSION.opened(self._row_key, row) for row in self._all(_SELECT_SESSIONS, after, count)]
 
     def scope(self, scope_id: bytes) -> ScopeRow | None:
         """A wrapped scope key."""
-        row = self._one(_SELECT_SCOPE, scope_id=scope_id)
+        row = self._one(_SELECT_SCOPE, scope_id)
         return None if row is None else _SCOPE.opened(self._row_key, row)
 
     def results(self, scope_id: bytes, after_version: int) -> list[ResultRow]:
         """Results of a session that changed after a session version, by number."""
-        rows = self._all(_SELECT_RESULTS, scope_id=scope_id, after_version=after_version)
+        rows = self._all(_SELECT_RESULTS, scope_id, after_version)
         return [_RESULT.opened(self._row_key, row) for row in rows]
 
     def find(self, session_id: str, number: int) -> tuple[SessionRow, ScopeRow, ResultRow] | None:
         """A result with its session and key, in exactly one statement whether or not it is there."""
-        row = self._one(_FIND, session_id=session_id, number=number)
+        row = self._one(_FIND, session_id, number)
         if row is None:
             return None
-        columns = tuple(row)
-        scope_at = len(_NAMES[_SESSION])
-        result_at = scope_at + len(_NAMES[_SCOPE])
+        scope_at = len(t.SESSIONS.c)
+        result_at = scope_at + len(t.SCOPES.c)
         return (
-            _SESSION.opened(self._row_key, columns[:scope_at]),
-            _SCOPE.opened(self._row_key, columns[scope_at:result_at]),
-            _RESULT.opened(self._row_key, columns[result_at:]),
+            _SESSION.opened(self._row_key, row[:scope_at]),
+            _SCOPE.opened(self._row_key, row[scope_at:result_at]),
+            _RESULT.opened(self._row_key, row[result_at:]),
         )
 
     def envelope(self, original_id: bytes) -> bytes | None:
         """The stored envelope."""
-        row = self._one(_SELECT_ENVELOPE, original_id=original_id)
+        row = self._one(_SELECT_ENVELOPE, original_id)
         if row is None:
             return None
         if type(row[0]) is not bytes:
@@ -164,9 +219,9 @@ class SqlReader:
     def batch(self, scope_id: bytes, request_tag: bytes, idempotency_key: str | None) -> BatchRow | None:
         """The accepted batch with this idempotency key if one is given, else with this request tag."""
         if idempotency_key is None:
-            row = self._one(_SELECT_BATCH, scope_id=scope_id, request_tag=request_tag)
+            row = self._one(_SELECT_BATCH, scope_id, request_tag)
         else:
-            row = self._one(_SELECT_BATCH_BY_KEY, scope_id=scope_id, idempotency_key=idempotency_key)
+            row = self._one(_SELECT_BATCH_BY_KEY, scope_id, idempotency_key)
         return None if row is None else _BATCH.opened(self._row_key, row)
 
     def head(self) -> HeadRow:
@@ -178,7 +233,7 @@ class SqlReader:
 
     def leaves(self, start: int, count: int) -> list[tuple[int, bytes]]:
         """Up to ``count`` leaves from sequence number ``start``, as ``(seq, leaf)``."""
-        rows = self._all(_SELECT_LEAVES, start=start, count=count)
+        rows = self._all(_SELECT_LEAVES, start, count)
         for seq, leaf in rows:
             if type(leaf) is not bytes:
                 raise AuditBrokenError(f"Audit entry {seq} is not in the form this library writes: it was changed.")
@@ -188,21 +243,30 @@ class SqlReader:
 class SqlWriter(SqlReader):
     """One transaction; see :class:`evidence_archive.ports.Writer`."""
 
-    def __init__(self, connection: Connection, org: str, row_key: bytes, head: HeadRow | None) -> None:
-        super().__init__(connection, org, row_key)
+    def __init__(
+        self,
+        engine: SqliteEngine,
+        connection: PoolProxiedConnection,
+        org: str,
+        row_key: bytes,
+        head: HeadRow | None,
+    ) -> None:
+        super().__init__(engine, connection, org, row_key)
         self._head = head
+
+    def _many(self, statement: _Statement, rows: Sequence[Any]) -> int:
+        """Run a statement for every row; how many rows changed."""
+        sql, ordered = statement.on(self._dialect)
+        changed: int = self._driver.executemany(sql, map(ordered, rows)).rowcount
+        return changed
 
     def _insert(self, shape: Shape[Any], rows: Sequence[Any]) -> None:
         if rows:
-            names = _NAMES[shape]
-            values = [dict(zip(names, shape.values(self._org, self._row_key, row), strict=True)) for row in rows]
-            self._connection.execute(_INSERTS[shape], values)
+            self._many(_INSERTS[shape], [shape.values(self._org, self._row_key, row) for row in rows])
 
     def _update(self, shape: Shape[Any], rows: Sequence[Any]) -> None:
         if rows:
-            names = _UPDATE_NAMES[shape]
-            values = [dict(zip(names, shape.values(self._org, self._row_key, row), strict=True)) for row in rows]
-            changed = self._connection.execute(_UPDATES[shape], values).rowcount
+            changed = self._many(_UPDATES[shape], [shape.values(self._org, self._row_key, row) for row in rows])
             if changed != len(rows):
                 raise StoreError(f"{changed} of {len(rows)} rows of {shape.table.name} were there to be changed.")
 
@@ -225,15 +289,7 @@ class SqlWriter(SqlReader):
 
     def insert_originals(self, originals: Sequence[StoredOriginal]) -> None:
         """Envelopes, read back and compared before this returns."""
-        if not originals:
-            return
-        self._connection.execute(
-            _INSERT_ORIGINAL,
-            [
-                {"org": self._org, "original_id": original.original_id, "envelope": original.envelope}
-                for original in originals
-            ],
-        )
+        self._many(_INSERT_ORIGINAL, [(self._org, one.original_id, one.envelope) for one in originals])
         for original in originals:
             if self.envelope(original.original_id) != original.envelope:
                 raise SealBrokenError("The database returned other bytes than were written: nothing was archived.")
@@ -253,14 +309,14 @@ class SqlWriter(SqlReader):
             leaf = build(head.size)
             head.last_leaf_hash = leaf_hash(leaf)
             frontier.append(head.last_leaf_hash)
-            rows.append({"org": self._org, "seq": head.size, "leaf": leaf})
+            rows.append((self._org, head.size, leaf))
             head.size += 1
         if not rows:
             return
         head.frontier = frontier.to_bytes()
         if policy_digest is not None:
             head.policy_digest = policy_digest
-        self._connection.execute(_INSERT_LEAF, rows)
+        self._many(_INSERT_LEAF, rows)
         self._update(_HEAD, [head])
 
 
@@ -276,21 +332,21 @@ class SqlOrgStore:
     def peeking(self, wait_ms: int) -> Iterator[SqlReader]:
         """A reader for one single statement, without a transaction around it."""
         with self._engine.connection(wait_ms) as connection:
-            yield SqlReader(connection, self._org, self._row_key)
+            yield SqlReader(self._engine, connection, self._org, self._row_key)
 
     @contextmanager
     def reading(self, wait_ms: int) -> Iterator[SqlReader]:
         """A consistent look that waits at most ``wait_ms`` milliseconds for a lock."""
         with self._engine.reading(wait_ms) as connection:
-            yield SqlReader(connection, self._org, self._row_key)
+            yield SqlReader(self._engine, connection, self._org, self._row_key)
 
     @contextmanager
     def writing(self, wait_ms: int, *, audited: bool) -> Iterator[SqlWriter]:
         """A write transaction, committed when the block ends; an audited one has locked the org's head."""
         with self._engine.writing(wait_ms) as connection:
-            reader = SqlReader(connection, self._org, self._row_key)
+            reader = SqlReader(self._engine, connection, self._org, self._row_key)
             head = _locked_head(reader) if audited else None
-            yield SqlWriter(connection, self._org, self._row_key, head)
+            yield SqlWriter(self._engine, connection, self._org, self._row_key, head)
 
 
 def _locked_head(reader: SqlReader) -> HeadRow:
@@ -313,20 +369,19 @@ class SqlStore:
     def org(self, org: str) -> OrgRow | None:
         """An org's keys; what they are is checked by :meth:`scoped`."""
         with self._engine.connection(self._wait_ms) as connection:
-            row = connection.execute(_SELECT_ORG, {"org": org}).fetchone()
+            row = SqlReader(self._engine, connection, org, b"")._one(_SELECT_ORG)
         if row is None:
             return None
-        fields = tuple(row)[1:-1]
-        if not all(isinstance(value, bytes) for value in (fields[0], fields[1], fields[3])):
-            raise SealBrokenError("The row of this org was changed outside this library: nothing in it is believed.")
-        return OrgRow(org, *fields)
+        return _ORG.unchecked(row)
 
     def create_org(self, row: OrgRow, row_key: bytes, leaves: Sequence[Callable[[int], bytes]]) -> OrgRow:
         """The org's row, created exclusively with its log's first leaves: the loser of a race gets the winner's."""
         with self._engine.writing(self._wait_ms) as connection:
-            if connection.execute(_SELECT_ORG, {"org": row.org}).fetchone() is None:
-                head = HeadRow(0, b"", NO_LEAF, None)
-                writer = SqlWriter(connection, row.org, row_key, head)
+            head = HeadRow(0, b"", NO_LEAF, None)
+            writer = SqlWriter(self._engine, connection, row.org, row_key, head)
+            if writer._one(_SELECT_ORG) is None:
+                if writer._one(_SELECT_HEAD) is not None:
+                    raise SealBrokenError("The row of this org was removed outside this library: put it back.")
                 writer._insert(_ORG, [row])
                 writer._insert(_HEAD, [head])
                 writer.append(leaves)
@@ -338,7 +393,7 @@ class SqlStore:
     def scoped(self, row: OrgRow, row_key: bytes) -> SqlOrgStore:
         """The store as this org sees it, once the org's own row carries a valid seal."""
         with self._engine.connection(self._wait_ms) as connection:
-            stored = connection.execute(_SELECT_ORG, {"org": row.org}).fetchone()
+            stored = SqlReader(self._engine, connection, row.org, row_key)._one(_SELECT_ORG)
         if stored is None or _ORG.opened(row_key, stored) != row:
             raise SealBrokenError("The row of this org was changed outside this library: nothing in it is believed.")
         return SqlOrgStore(self._engine, row.org, row_key)

@@ -1,0 +1,1 @@
+"""Benchmarks: ratios within one run, on this machine; see docs/benchmarks.md. Not part of the package."""

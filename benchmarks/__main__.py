@@ -1,0 +1,29 @@
+"""``python -m benchmarks view`` and ``python -m benchmarks storage``; ``--json`` for programs."""
+
+import argparse
+import json
+import sys
+
+from benchmarks import storage, surroundings, view
+
+_RUNS = {"view": view, "storage": storage}
+
+
+def main() -> int:
+    """Run one benchmark and print its figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("name", choices=sorted(_RUNS))
+    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds; figures are medians over them")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    chosen = parser.parse_args()
+    figures = {"machine": surroundings.machine(), **_RUNS[chosen.name].measure(chosen.rounds)}
+    if chosen.json:
+        json.dump(figures, sys.stdout, indent=1)
+        print()
+    else:
+        print(" ".join(f"{key}={value}" for key, value in figures["machine"].items()))
+        print(_RUNS[chosen.name].table(figures))
+    return 0
+
+
+sys.exit(main())

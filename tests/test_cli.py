@@ -1,0 +1,614 @@
+"""The command line, read as scripts: exact output, exit codes that say whose move it is, and no traceback ever."""
+
+import hashlib
+import json
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from evidence_archive import Archive, Principal
+from evidence_archive.cli import main, render
+from evidence_archive.keys import new_keys
+
+ROOT = Path(__file__).resolve().parents[1]
+OWNER = Principal("north-clinic", "triage-agent")
+UGLY = "CRLF\r\n NUL\0 lone \ud800 \N{GRINNING FACE} \u202e\n" * 30
+LOG = "\n".join(f"line {number} of the log" for number in range(1, 101))
+PARTS = [{"type": "text", "text": LOG}, {"type": "text", "text": "\N{GRINNING FACE}", "b": 1, "a": [True, 1.0, None]}]
+CONTENTS = {"r1": UGLY, "r2": LOG, "r3": PARTS}
+
+
+def talk(contents):
+    messages = [{"role": "user", "content": "Look."}]
+    for number, content in enumerate(contents):
+        function = {"name": "logs.read", "arguments": "{}"}
+        call = {"id": f"call_{number}", "type": "function", "function": function}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"call_{number}", "content": content})
+    return [*messages, {"role": "assistant", "content": "Seen."}]
+
+
+class Store:
+    """A store with three archived originals and one live result, and the arguments that name it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.keys = folder / "evidence.keys"
+        self.database = folder / "evidence.db"
+        self.url = f"sqlite:///{self.database}"
+        new_keys(self.keys)
+        with Archive.open(self.url, keys=self.keys) as archive:
+            session = archive.session("case-4711", OWNER)
+            session.view(talk([*CONTENTS.values(), "short, live"]))
+            session.archive([(result_id, "a secret note") for result_id in CONTENTS])
+
+    def options(self, org="north-clinic", subject="triage-agent", keys=None, url=None):
+        given = {"--url": url or self.url, "--keys": str(keys or self.keys), "--org": org, "--subject": subject}
+        return [word for option in given.items() for word in option]
+
+    def run(self, *words, **named):
+        return main([*words, *self.options(**named)])
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("EVIDENCE_ARCHIVE_"):
+            monkeypatch.delenv(name)
+
+
+def failed(capsys, code, got):
+    """The one sentence on stderr of a command that failed, with nothing on stdout."""
+    out, err = capsys.readouterr()
+    assert (got, out) == (code, "")
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
+    assert err.rstrip().endswith((".", "'"))
+    assert "Traceback" not in err
+    return err
+
+
+def exact(content):
+    if isinstance(content, str):
+        return content.encode("utf-8", "surrogatepass")
+    return json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+# --- the program ------------------------------------------------------------------------------------------------
+
+
+COMMANDS = [
+    ["demo"],
+    ["replay"],
+    ["results"],
+    ["restore"],
+    ["audit"],
+    ["resume"],
+    ["keys", "new"],
+    ["policy", "check"],
+    ["policy", "explain"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example_and_json(command, capsys):
+    assert main([*command, "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"Example: evidence-archive {' '.join(command)}" in out
+    assert "--json" in out
+
+
+def test_without_a_command_the_help_names_them_all(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(command[0] in out for command in COMMANDS)
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    from evidence_archive import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"evidence-archive {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nonsense"],
+        ["demo", "--nonsense"],
+        ["replay"],
+        ["results", "case"],
+        ["keys"],
+        ["replay", "x", "--batch-min", "0"],
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_2(words, capsys):
+    assert "evidence-archive --help" in failed(capsys, 2, main(words))
+
+
+def test_with_json_a_failure_is_one_document_too(capsys):
+    assert main(["policy", "check", "none.toml", "--json"]) == 10
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert (error["type"], error["exit_code"]) == ("PolicyError", 10)
+    assert err == f"Error: {error['message']}\n"
+
+
+def broken(error):
+    def run(*args, **named):
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (RuntimeError("words of evidence"), 70, "Unexpected RuntimeError"),
+        (KeyboardInterrupt(), 130, "Interrupted"),
+        (OSError(28, "No space left on device", "words of evidence"), 1, "No space left on device"),
+    ],
+)
+def test_what_nobody_expected_is_one_sentence_without_evidence(error, code, words, monkeypatch, capsys):
+    monkeypatch.setattr("evidence_archive.policy.Policy.load", broken(error))
+    err = failed(capsys, code, main(["policy", "check", "x"]))
+    assert words in err
+    assert "evidence" not in err.replace("evidence-archive", "")
+
+
+def test_for_debugging_the_unexpected_is_raised(monkeypatch):
+    monkeypatch.setenv("EVIDENCE_ARCHIVE_DEBUG", "1")
+    monkeypatch.setattr("evidence_archive.policy.Policy.load", broken(RuntimeError("where")))
+    with pytest.raises(RuntimeError, match="where"):
+        main(["policy", "check", "x"])
+
+
+def program(*words, **named):
+    start = "import sys; from evidence_archive.cli import main; sys.exit(main())"
+    return subprocess.run([sys.executable, "-c", start, *words], capture_output=True, check=False, **named)
+
+
+def test_a_reader_that_goes_away_ends_the_program_quietly():
+    start = "import sys; from evidence_archive.cli import main; sys.exit(main())"
+    with subprocess.Popen(
+        [sys.executable, "-c", start, "policy", "check", str(ROOT / "policies" / "default.toml"), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
+
+
+def test_an_ascii_only_terminal_gets_ascii(tmp_path):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "NO_COLOR": "1"}
+    done = program("policy", "explain", str(ROOT / "policies" / "default.toml"), "--tool", "x\u202e", env=environment)
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    assert b"\x1b" not in done.stdout
+    assert rb"x\u202e" in done.stdout
+
+
+def test_the_program_starts_without_database_tokenizer_and_tables():
+    start = (
+        "import sys; from evidence_archive.cli import main; main(['--version']); "
+        "print({'sqlalchemy', 'tiktoken', 'rich', 'pydantic', 'cryptography', 'structlog'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1] == "set()"
+
+
+# --- keys -------------------------------------------------------------------------------------------------------
+
+
+def test_new_keys_are_private_and_come_with_a_warning(tmp_path, capsys):
+    path = tmp_path / "new.keys"
+    assert main(["keys", "new", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "WARNING: Losing this file loses everything" in out
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert main(["keys", "new", str(tmp_path / "other.keys"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["path"] == str(tmp_path / "other.keys")
+    assert "Losing this file" in document["warning"]
+    secrets = json.dumps(path.read_text()).split('\\"')
+    assert not any(len(word) > 20 and word in out for word in secrets)
+
+
+def test_existing_keys_are_never_overwritten(tmp_path, capsys):
+    path = tmp_path / "new.keys"
+    path.write_text("precious")
+    failed(capsys, 20, main(["keys", "new", str(path)]))
+    assert path.read_text() == "precious"
+
+
+# --- results ----------------------------------------------------------------------------------------------------
+
+
+def test_results_are_listed_for_people(store, capsys):
+    assert store.run("results", "case-4711") == 0
+    out = capsys.readouterr().out
+    assert "4 results, 3 archived." in out
+    assert [line.split()[:1] for line in out.splitlines() if "logs.read" in line] == [["r1"], ["r2"], ["r3"], ["r4"]]
+    assert "line 1 of the log" not in out
+    assert "secret note" not in out
+
+
+def test_results_are_listed_for_programs(store, capsys):
+    assert store.run("results", "case-4711", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["session"] == "case-4711"
+    assert [(info["id"], info["state"]) for info in document["results"]] == [
+        ("r1", "archived"),
+        ("r2", "archived"),
+        ("r3", "archived"),
+        ("r4", "live"),
+    ]
+
+
+def test_settings_come_from_the_environment_too(store, monkeypatch, capsys):
+    for name, value in {
+        "URL": store.url,
+        "KEYS_PATH": store.keys,
+        "POLICY": ROOT / "policies" / "default.toml",
+        "ORG": "north-clinic",
+        "SUBJECT": "triage-agent",
+    }.items():
+        monkeypatch.setenv(f"EVIDENCE_ARCHIVE_{name}", str(value))
+    assert main(["results", "case-4711", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["results"]) == 4
+
+
+def test_keys_can_come_from_the_environment_themselves(store, monkeypatch, capsys):
+    monkeypatch.setenv("EVIDENCE_ARCHIVE_KEYS", store.keys.read_text())
+    options = store.options()
+    at = options.index("--keys")
+    assert main(["results", "case-4711", "--json", *options[:at], *options[at + 2 :]]) == 0
+    assert len(json.loads(capsys.readouterr().out)["results"]) == 4
+
+
+def test_a_tool_name_cannot_steer_the_terminal(tmp_path, capsys):
+    store = Store(tmp_path)
+    messages = talk(["short"])
+    messages[1]["tool_calls"][0]["function"]["name"] = "\x1b[31mred\u202e"
+    with Archive.open(store.url, keys=store.keys) as archive:
+        archive.session("odd", OWNER).view(messages)
+    assert store.run("results", "odd") == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+    assert r"\u001b" in out
+
+
+# --- restore ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("result_id", CONTENTS)
+def test_an_original_comes_to_stdout_byte_for_byte(store, result_id, capsysbinary):
+    assert store.run("restore", "case-4711", result_id) == 0
+    out, err = capsysbinary.readouterr()
+    assert out == exact(CONTENTS[result_id])
+    assert err == b""
+
+
+@pytest.mark.parametrize("result_id", CONTENTS)
+def test_an_original_goes_to_a_new_private_file(store, result_id, tmp_path, capsys):
+    path = tmp_path / "original"
+    assert store.run("restore", "case-4711", result_id, "--out", str(path)) == 0
+    out = capsys.readouterr().out
+    assert path.read_bytes() == exact(CONTENTS[result_id])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in out
+    assert "the whole original" in out
+    assert "line 1 of the log" not in out
+
+
+def test_a_file_that_exists_is_not_overwritten_and_nothing_is_released(store, tmp_path, capsys):
+    path = tmp_path / "original"
+    path.write_text("precious")
+    failed(capsys, 2, store.run("restore", "case-4711", "r1", "--out", str(path)))
+    assert path.read_text() == "precious"
+    assert store.run("audit", "--json") == 0
+    events = [entry["event"] for entry in json.loads(capsys.readouterr().out)["entries"]]
+    assert "restore.granted" not in events
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(store, tmp_path, capsys):
+    failed(capsys, 1, store.run("restore", "case-4711", "r1", "--out", str(tmp_path / "none" / "original")))
+
+
+@pytest.mark.parametrize("result_id", CONTENTS)
+def test_an_original_comes_as_json_equal_in_type_and_value(store, result_id, capsys):
+    assert store.run("restore", "case-4711", result_id, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["content"] == CONTENTS[result_id]
+    assert exact(document["content"]) == exact(CONTENTS[result_id])
+    assert document["sha256"] == hashlib.sha256(exact(CONTENTS[result_id])).hexdigest()
+    assert (document["tool"], document["tool_call_id"], document["part"]) == (
+        "logs.read",
+        f"call_{int(result_id[1]) - 1}",
+        None,
+    )
+
+
+def test_a_part_comes_exactly(store, capsysbinary, tmp_path):
+    assert store.run("restore", "case-4711", "r2", "--lines", "10-12") == 0
+    assert capsysbinary.readouterr().out.rstrip(b"\n") == "\n".join(LOG.split("\n")[9:12]).encode()
+    assert store.run("restore", "case-4711", "r2", "--pattern", "line 77 ", "--context-lines", "0") == 0
+    assert b"line 77 of the log" in capsysbinary.readouterr().out
+    path = tmp_path / "part"
+    assert store.run("restore", "case-4711", "r2", "--lines", "10-12", "--out", str(path)) == 0
+    assert b"the whole original of" not in capsysbinary.readouterr().out
+    assert path.read_text().count("line") == 3
+
+
+def test_two_selectors_are_refused(store, capsys):
+    failed(capsys, 40, store.run("restore", "case-4711", "r2", "--lines", "1-2", "--pattern", "x"))
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["case-4711", "r999"], {}),
+        (["case-4711", "r4"], {}),
+        (["case-4711", "nonsense"], {}),
+        (["case-0", "r1"], {}),
+        (["case-4711", "r1"], {"subject": "somebody-else"}),
+        (["case-4711", "r1"], {"org": "south-clinic"}),
+    ],
+)
+def test_unknown_foreign_and_forbidden_are_one_and_the_same(store, words, named, capsys):
+    err = failed(capsys, 12, store.run("restore", *words, **named))
+    assert err == "Error: Not available: check the session, the result ID and who is asking.\n"
+
+
+def test_a_role_opens_what_the_policy_says(store, tmp_path, capsys):
+    policy = tmp_path / "open.toml"
+    policy.write_text('[policy]\nname = "open"\nversion = 1\ndefault = "allow"\n[[restore]]\nroles = ["auditor"]\n')
+    words = ["restore", "case-4711", "r2", "--json", "--policy", str(policy)]
+    assert store.run(*words, "--role", "auditor", subject="somebody") == 0
+    assert json.loads(capsys.readouterr().out)["content"] == LOG
+    failed(capsys, 12, store.run(*words[:3], *words[4:], "--role", "cook", subject="somebody"))
+
+
+# --- what may go wrong with the store ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["results", "case"], ["restore", "case", "r1"], ["audit"], ["resume", "case"]])
+def test_looking_into_a_store_that_is_not_there_creates_none(store, command, tmp_path, capsys):
+    path = tmp_path / "none.db"
+    failed(capsys, 51, store.run(*command, url=f"sqlite:///{path}"))
+    assert not path.exists()
+
+
+def test_wrong_keys_are_the_keys_fault_and_change_nothing(store, tmp_path, capsys):
+    other = tmp_path / "other.keys"
+    new_keys(other)
+    before = store.database.read_bytes()
+    failed(capsys, 22, store.run("results", "case-4711", keys=other))
+    assert store.database.read_bytes() == before
+
+
+def test_missing_keys_say_so(store, tmp_path, capsys):
+    failed(capsys, 21, store.run("results", "case-4711", keys=tmp_path / "none.keys"))
+    options = store.options()
+    at = options.index("--keys")
+    failed(capsys, 21, main(["results", "case-4711", *options[:at], *options[at + 2 :]]))
+
+
+# --- audit and resume -------------------------------------------------------------------------------------------
+
+
+def test_the_audit_log_is_listed_and_verified(store, capsys):
+    assert store.run("restore", "case-4711", "r2", "--out", str(store.folder / "out")) == 0
+    store.run("restore", "case-4711", "r9")
+    capsys.readouterr()
+    assert store.run("audit") == 0
+    out = capsys.readouterr().out
+    assert "INTACT" in out
+    for event in ("session.opened", "batch.accepted", "restore.granted", "restore.denied"):
+        assert event in out
+    assert "secret note" not in out
+    assert "line 1 of the log" not in out
+
+
+def test_the_audit_log_is_there_for_programs(store, capsys):
+    assert store.run("audit", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["intact"] is True
+    assert len(document["root"]) == 64
+    assert [entry["seq"] for entry in document["entries"]] == list(range(document["size"]))
+    assert {"time", "event", "session", "subject", "details"} <= set(document["entries"][0])
+    assert store.run("audit", "--json", "--start", "2") == 0
+    later = json.loads(capsys.readouterr().out)
+    assert later["entries"] == document["entries"][2:]
+
+
+def edited(store):
+    """Another subject in one audit entry, as somebody with the database but without keys would write it."""
+    with sqlite3.connect(store.database) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        changed = 0
+        for table in tables:
+            columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+            for column in columns:
+                for rowid, value in connection.execute(f"SELECT rowid, {column} FROM {table}").fetchall():
+                    if isinstance(value, bytes) and b"batch.accepted" in value and b"triage-agent" in value:
+                        forged = value.replace(b"triage-agent", b"somebodyelse")
+                        connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (forged, rowid))
+                        changed += 1
+    connection.close()
+    return changed
+
+
+def test_an_edited_audit_entry_is_noticed(store, capsys):
+    assert edited(store) == 1
+    code = store.run("audit")
+    out, err = capsys.readouterr()
+    assert code == 32
+    assert "BROKEN" in out or err.startswith("Error: ")
+    assert "INTACT" not in out
+
+
+def test_a_broken_log_is_listed_with_its_verdict(store, capsys, monkeypatch):
+    real = Archive.audit
+
+    def differing(self, **named):
+        from dataclasses import replace
+
+        return replace(real(self, **named), intact=False)
+
+    monkeypatch.setattr(Archive, "audit", differing)
+    assert store.run("audit") == 32
+    out = capsys.readouterr().out
+    assert "BROKEN: entries and head disagree" in out
+    assert "compare it with a backup" in out
+    assert store.run("audit", "--json") == 32
+    assert json.loads(capsys.readouterr().out)["intact"] is False
+
+
+def test_resume_lets_a_session_archive_again(store, capsys):
+    assert store.run("resume", "case-4711") == 0
+    assert "may archive again" in capsys.readouterr().out
+    assert store.run("resume", "case-4711", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"session": "case-4711", "suspended": None}
+    failed(capsys, 12, store.run("resume", "case-0"))
+
+
+# --- policy -----------------------------------------------------------------------------------------------------
+
+POLICY = """
+[policy]
+name = "small"
+version = 3
+default = "allow"
+
+[[archive]]
+id = "prescription-basis"
+tools = ["prescription.*"]
+effect = "never"
+reason = "stays in the record"
+
+[[live]]
+tools = ["inventory.*"]
+ask = "inventory.lookup"
+max_age_seconds = 300
+
+[[restore]]
+sensitivity = ["clinical"]
+roles = ["veterinarian"]
+
+[[retention]]
+sensitivity = ["clinical"]
+days = 3650
+"""
+GOOD_TEST = '[[test]]\ntool = "prescription.read"\nexpect = "never"\nrule = "prescription-basis"\n'
+BAD_TEST = '[[test]]\ntool = "prescription.read"\nexpect = "allow"\n'
+
+
+@pytest.fixture
+def policy(tmp_path):
+    def write(text):
+        path = tmp_path / "small.toml"
+        path.write_text(text, "utf-8")
+        return str(path)
+
+    return write
+
+
+def test_a_policy_whose_tests_hold_passes(policy, capsys):
+    assert main(["policy", "check", policy(POLICY + GOOD_TEST)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("PASS  test[0]")
+    assert "small version 3: 1 tests, 0 failed." in out
+
+
+def test_a_policy_whose_tests_fail_ends_with_1_and_says_what_to_do(policy, capsys):
+    path = policy(POLICY + GOOD_TEST + BAD_TEST)
+    assert main(["policy", "check", path]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL  test[1] prescription.read: got never, expected allow" in out
+    assert "policy explain" in out
+    assert main(["policy", "check", path, "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["ok"], [test["passed"] for test in document["tests"]]) == (False, [True, False])
+
+
+def test_a_policy_without_tests_that_deny_is_warned_about(policy, capsys):
+    assert main(["policy", "check", policy(POLICY)]) == 0
+    assert "WARNING  no [[test]]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["check"], ["explain", "--tool", "x"]])
+def test_a_broken_policy_is_named_with_its_place(policy, command, capsys):
+    path = policy(POLICY + "[[archive]]\nid = 'x'\neffect = 'maybe'\n")
+    assert "archive[1].effect" in failed(capsys, 10, main(["policy", command[0], path, *command[1:]]))
+
+
+def test_explain_says_which_rule_decides_and_why(policy, capsys):
+    path = policy(POLICY)
+    assert main(["policy", "explain", path, "--tool", "prescription.read", "--sensitivity", "clinical"]) == 0
+    out = capsys.readouterr().out
+    assert "prescription.read: is never archived" in out
+    assert "decided by: prescription-basis (stays in the record)" in out
+    assert "restored by: roles veterinarian" in out
+    assert "kept: 3650 days" in out
+    assert main(["policy", "explain", path, "--tool", "inventory.count"]) == 0
+    out = capsys.readouterr().out
+    assert "may be archived" in out
+    assert "ask inventory.lookup for the present (at the latest after 300 s)" in out
+    assert "restored by: the owner only" in out
+
+
+def test_explain_takes_every_fact_and_speaks_json(policy, capsys):
+    path = policy(POLICY)
+    facts = ["--tool", "a", "--result-tool", "prescription.b", "--kind", "k", "--age-turns", "3", "--text", "words"]
+    assert main(["policy", "explain", path, *facts, "--size-chars", "5", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["decision"]["rule_id"] == "prescription-basis"
+    assert [(step["tool"], step["matched"]) for step in document["steps"]] == [("a", False), ("prescription.b", True)]
+
+
+def test_a_policy_without_rules_is_explained_without_a_table(policy, capsys):
+    assert (
+        main(["policy", "explain", policy('[policy]\nname = "x"\nversion = 1\ndefault = "never"\n'), "--tool", "x"])
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert "x: is never archived" in out
+    assert "matched" not in out
+
+
+# --- rendering --------------------------------------------------------------------------------------------------
+
+
+def test_the_chart_shows_two_series_by_shape(capsys):
+    lines = render.chart([10, 100, 200], [10, 50, 20, 20])
+    assert len(lines) == render.CHART_ROWS + 2
+    assert "░ whole history" in lines[0] or ". whole history" in lines[0]
+    assert lines[1].startswith("      200 |")
+    assert sum(line.count(lines[0].split()[3]) for line in lines[1:-1]) == 1 + 5 + 10
+
+
+def test_a_long_chart_is_thinned_and_keeps_the_last_request():
+    assert render._thinned(list(range(100))) == [*range(0, 99, 4), 99]
+    assert render._thinned([]) == []
+    assert len(render.chart(list(range(1, 500)), [])) == render.CHART_ROWS + 2
+
+
+def test_records_sets_and_bytes_become_json():
+    assert render.plain({"a": frozenset({"y", "x"}), "b": b"\x01", "c": (1, None, True)}) == {
+        "a": ["x", "y"],
+        "b": "01",
+        "c": [1, None, True],
+    }
