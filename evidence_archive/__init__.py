@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from evidence_archive.ports import Clock, KeyProvider, Store, TokenCounter
     from evidence_archive.session import Session
     from evidence_archive.tokens import TiktokenCounter
+    from evidence_archive.vault import AuditReport
 
 _HOMES = {
     "aio": ("AsyncArchive", "AsyncSession"),
@@ -93,6 +94,7 @@ _HOMES = {
     "ports": ("Clock", "KeyProvider", "Store", "TokenCounter"),
     "session": ("Session",),
     "tokens": ("TiktokenCounter",),
+    "vault": ("AuditReport",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -101,6 +103,7 @@ __all__ = [
     "AsyncArchive",
     "AsyncSession",
     "AuditBrokenError",
+    "AuditReport",
     "BatchRejectedError",
     "Clock",
     "EnvironmentKeys",

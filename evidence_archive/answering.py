@@ -37,6 +37,7 @@ class Answering:
 
     def archive(self, call: ToolCall) -> str:
         """The text that answers a call of ``archive_evidence``."""
+        self._records.mark_read(call)
         try:
             return self._archiving.archive(
                 parse_batch(call.arguments, items_max=self._records.limits.batch_items_max), call, None
@@ -75,7 +76,8 @@ class Answering:
                 and text_of(row.tool_name) not in OUR_TOOLS - ({notes.RESTORE_TOOL} if row.own else set())
                 and place.call is not None
                 and self._records.is_read(place)
-                and self._records.protection(row, place, self._records.original(place)) is None
+                and self._records.protection(row, self._records.facts(row, place, self._records.original(place)))
+                is None
             ):
                 found.append((format_result_id(row.number), text_of(row.tool_name), row.tokens))
         return found

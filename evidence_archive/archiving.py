@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from evidence_archive import notes
 from evidence_archive.batch import Candidate, Item, decide
 from evidence_archive.errors import (
     BatchRejectedError,
+    EvidenceArchiveError,
     FormatError,
     IntegrityError,
     SealBrokenError,
@@ -17,6 +19,7 @@ from evidence_archive.errors import (
 from evidence_archive.matching import NOTE
 from evidence_archive.model import (
     Encoded,
+    Facts,
     Receipt,
     Target,
     ToolCall,
@@ -28,10 +31,9 @@ from evidence_archive.model import (
 )
 from evidence_archive.ports import BatchRow, ResultRow, StoredOriginal
 from evidence_archive.proof import leaf as audit
-from evidence_archive.records import TOOL_NAME_CHARS_MAX, Records, clone, text_of
+from evidence_archive.records import TOOL_NAME_CHARS_MAX, Records, clone, rendering, text_of
 from evidence_archive.sealing.envelope import seal_original
 from evidence_archive.sealing.keyring import close_original, request_tag
-from evidence_archive.vault import facts_of
 
 __all__ = ["Archiving"]
 
@@ -42,22 +44,24 @@ OUR_TOOLS = frozenset({notes.ARCHIVE_TOOL, notes.RESTORE_TOOL})
 """Whatever these tools return is never evidence of its own, unless it is recorded as a restored copy."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Draft:
     """A target with the row it would get."""
 
     candidate: Candidate
     row: ResultRow
     encoded: Encoded | None
+    facts: Facts
+    note: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Prepared:
     """One target, sealed and ready for the transaction."""
 
     row: ResultRow
     original: StoredOriginal | None
-    words: str
+    note: str
 
 
 class Archiving:
@@ -83,16 +87,19 @@ class Archiving:
                 self._records.refresh(self._records.vault.store_wait_ms)
                 replayed = self._replayed(tag, key) if call_id is not None or key is not None else None
                 if replayed is not None:
-                    return replayed, notes.receipt_text(replayed, net_tokens=replayed.tokens_saved)
-                if call is not None:
-                    self._records.mark_read(call)
+                    return replayed
                 suspension = self._records.suspension()
                 if suspension is not None:
                     raise BatchRejectedError(
                         f"Nothing was archived: archiving in this session is suspended ({suspension}).",
                         reason="suspended",
                     )
-                done = self._commit(items, call, tag, key)
+                try:
+                    done = self._commit(items, call, tag, key)
+                except StoreError:
+                    done = self._committed(tag, key)
+                    if done is None:
+                        raise
                 if done is not None:
                     self._records.failures = 0
                     return done
@@ -109,14 +116,22 @@ class Archiving:
                 reason="suspended",
             ) from error
 
-    def _replayed(self, tag: bytes, key: str | None) -> Receipt | None:
+    def _committed(self, tag: bytes, key: str | None) -> tuple[Receipt, str] | None:
+        """The batch, where a commit that was reported as failed took place."""
+        with suppress(EvidenceArchiveError):
+            self._records.refresh(self._records.limits.view_wait_ms_max)
+            return self._replayed(tag, key)
+        return None
+
+    def _replayed(self, tag: bytes, key: str | None) -> tuple[Receipt, str] | None:
         with self._records.vault.store.peeking(self._records.vault.store_wait_ms) as reader:
             row = reader.batch(self._records.keys.scope_id, tag, key)
         if row is None:
             return None
         if row.request_tag != tag:
             raise FormatError("This idempotency key was used with another batch: use a new key for new content.")
-        return _receipt_of(row)
+        receipt = _receipt_of(row)
+        return receipt, notes.receipt_text(receipt, net_tokens=receipt.tokens_saved)
 
     def _commit(
         self, items: tuple[Item, ...], call: ToolCall | None, tag: bytes, key: str | None
@@ -160,8 +175,8 @@ class Archiving:
             writer.insert_results(own)
             writer.update_session(row)
             writer.append([self._records.leaf(audit.BATCH_ACCEPTED, batch_id=batch_id.hex(), details=details)])
-        self._records.absorb([one.row for one in prepared], {one.row.number: one.words for one in prepared})
-        self._records.absorb(own)
+        self._records.notes.update((one.row.number, one.note) for one in prepared)
+        self._records.absorb([*(one.row for one in prepared), *own])
         self._records.row = row
         self._records.log.info(
             "evidence_archive.archived",
@@ -209,13 +224,13 @@ class Archiving:
         place = self._records.timeline.by_number.get(number)
         content = None if place is None or place.form == NOTE else self._records.original(place)
         encoded = None if content is None else encode_exact(content)
-        exact = encoded is not None and self._records.tag_of(encoded) == known.content_tag
-        tools = self._records.facts_row(known)
+        exact = encoded is not None and self._records.tag_at(place, encoded) == known.content_tag
+        facts = self._records.facts(known, place, content)
         called = text_of(known.tool_name)
         row = clone(known)
-        live = self._records.vault.policy.live(facts_of(tools).tools)
+        live = self._records.vault.policy.live(facts.tools)
         row.state, row.batch_id, row.archived_at_us = "archived", batch_id, now_us
-        row.rendering = "1" if self._records.with_tools else "1p"
+        row.rendering = rendering(with_tools=self._records.with_tools, estimated=self._records.counter.estimated)
         row.live_ask = None if live is None else live.ask or ""
         blank = known.state == "archived" or content is None or len(words) > self._records.limits.note_chars_max
         note = "" if blank else self._records.note_text(row, words)
@@ -231,13 +246,15 @@ class Archiving:
                 own=known.own or ("answer" if called in OUR_TOOLS else None),
                 exact=exact or content is None,
                 text_allowed=len(called) < TOOL_NAME_CHARS_MAX,
-                protected=self._records.protection(known, place, content),
+                protected=self._records.protection(known, facts),
                 size_bytes=known.size_bytes,
                 tokens=known.tokens,
                 note_tokens=row.note_tokens,
             ),
             row,
             encoded,
+            facts,
+            note,
         )
 
     def _prepared(self, draft: "_Draft", words: str, random: bytes) -> _Prepared:
@@ -249,7 +266,7 @@ class Archiving:
             if draft.encoded is None:
                 raise SealBrokenError("A result lost its content while it was archived.")
             dek, original_id, dek_id = random[:32], random[32:48], random[48:]
-            days = vault.policy.retention_days(facts_of(row))
+            days = vault.policy.retention_days(draft.facts)
             row.retention_until_us = None if days is None else (row.archived_at_us or 0) + days * 86_400_000_000
             sealed = seal_original(
                 slot=vault.slot(self._records.id, row),
@@ -274,7 +291,7 @@ class Archiving:
             dek=dek,
             note=words,
         )
-        return _Prepared(row, original, words)
+        return _Prepared(row, original, draft.note)
 
     def rejected(self, error: BatchRejectedError, call: ToolCall | None, text: str = "") -> None:
         """Audit a rejection, together with the record of the message that tells it; never raises."""

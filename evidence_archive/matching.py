@@ -1,14 +1,15 @@
 """Which result ID a tool result in a list has: pairing with its call, then recognition from records.
 
-A timeline remembers the last list it saw. A new list is compared with it place by place and by value; what is not at
-its old place is matched in list order against the records, by call id and keyed tag; the lowest number not yet used
-in this list wins. Nothing is recognised by what a text looks like. The common case, a list that grew at its end,
-costs the new messages plus a comparison in C.
+A timeline remembers the last list it saw. A new list is compared with it place by place and by value; a place that
+holds another form of the same record keeps its number too. The rest is matched in list order against the records, by
+call id and keyed tag; the lowest number not yet used in this list wins, and orphans take what is left. Nothing is
+recognised by what a text looks like. The common case, a list that grew at its end, costs the new messages plus a
+comparison in C.
 """
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from operator import is_
@@ -49,6 +50,10 @@ class RecordIndex:
         """``(number, form)`` of every record that looks like this, lowest number first."""
         return sorted(self._forms.get((call_id, tag), {}).items())
 
+    def form(self, call_id: bytes, tag: bytes, number: int) -> str | None:
+        """Which form of one record looks like this, or ``None``."""
+        return self._forms.get((call_id, tag), {}).get(number)
+
 
 @dataclass(slots=True, eq=False)
 class Place:
@@ -59,8 +64,9 @@ class Place:
         call_id: canonical bytes of the provider's id.
         call: the call it answers; ``None`` for an orphan.
         result_tool: the tool's name on the result itself, where there is one.
-        content: what the list holds; a private copy where it is mutable.
+        content: what the list holds; a private copy where it is mutable, and equal to nothing where it has no copy.
         number: of its result ID; ``None`` while it has none.
+        before: the number that stood here in the last list, under the same call id.
         form: which of its record's forms the list holds.
         shown_bare: a view of an outage showed it without a label, so it stays without one.
     """
@@ -72,6 +78,7 @@ class Place:
     result_tool: str | None
     content: Any = field(repr=False)
     number: int | None = None
+    before: int | None = None
     form: str = ORIGINAL
     shown_bare: bool = False
     _tag: bytes | None = field(default=None, repr=False)
@@ -104,18 +111,22 @@ class Timeline:
         self._turns: list[int] = []
         self._open: dict[str, deque[ToolCall]] = {}
         self._holders: list[Any] = []
-        self._snapshot: list[Any] = []
-        self._mutable: list[Place] = []
+        self._copies: list[Any] = []
+        self._mutable: list[int] = []
         self._unnumbered: list[Place] = []
 
     def advance(self, messages: Iterable[Any]) -> None:
         """Take in a list; afterwards every result in it has a place, and known ones their old number.
 
+        A message with results may have been changed in place since the last list. Other messages may too, and are
+        passed on as they are; but the calls of one are those it made when it was first seen.
+
         Args:
             messages: the application's list; never changed, and not kept.
 
         Raises:
-            MessageShapeError: it is not a list of messages. The timeline is then empty, and nothing else is lost.
+            MessageShapeError: it is not a list of messages. The timeline then remembers nothing of what it saw last,
+                or all of it, and numbers come from the records.
         """
         if isinstance(messages, str | bytes | dict):
             raise MessageShapeError("Messages must be a list of messages.")
@@ -125,11 +136,16 @@ class Timeline:
             raise MessageShapeError("Messages must be a list of messages.") from error
         seen = len(self.messages)
         try:
-            if len(current) >= seen and all(map(is_, current, self.messages)) and self._contents_hold(current):
+            if len(current) >= seen and all(map(is_, current, self.messages)) and self._holds(self._holders):
                 self._read(current, seen, {})
-            elif len(current) >= seen and current[:seen] == self.messages and self._rebuilt_holds(current):
+            elif (
+                len(current) >= seen
+                and _equal(current[:seen], self.messages)
+                and self._holds([current[index] for index in self.by_index])
+            ):
                 # Equal, but rebuilt by the application: what a view shares must be the new objects.
                 self.changed.update(range(seen))
+                self._holders = [current[index] for index in self.by_index]
                 self._read(current, seen, {})
             else:
                 old = {(place.index, place.slot): place for place in self.places}
@@ -144,25 +160,18 @@ class Timeline:
         self.messages, self.places, self.by_number, self.by_index = [], [], {}, {}
         self.last_model = -1
         self._turns = []
-        self._open, self._holders, self._snapshot = {}, [], []
+        self._open, self._holders, self._copies = {}, [], []
         self._mutable, self._unnumbered = [], []
         self.changed = set()
 
-    def _contents_hold(self, current: Sequence[Any]) -> bool:
-        """Whether every result still holds what it held; a message can be changed in place."""
-        return self._dialect.contents(self._holders) == self._snapshot and all(
-            same_value(self._found(current, place).content, place.content) for place in self._mutable
-        )
-
-    def _rebuilt_holds(self, current: Sequence[Any]) -> bool:
-        self._holders = [current[index] for index in self.by_index]
-        return self._contents_hold(current)
-
-    def _found(self, messages: Sequence[Any], place: Place) -> Found:
-        return next(found for found in self._dialect.read(messages[place.index]).results if found.slot == place.slot)
+    def _holds(self, holders: Sequence[Any]) -> bool:
+        """Whether messages with results are what they were, by value; the type of every content counts."""
+        if not _equal(holders, self._copies):
+            return False
+        contents = self._dialect.contents(holders) if self._mutable else []
+        return all(_same(contents[at], self.places[at].content) for at in self._mutable)
 
     def _read(self, messages: Sequence[Any], start: int, old: dict[tuple[int, int], Place]) -> None:
-        holders = []
         for index in range(start, len(messages)):
             reading = self._dialect.read(messages[index])
             self.changed.add(index)
@@ -176,10 +185,17 @@ class Timeline:
                     calls.setdefault(call.id, deque()).append(call)
                 self._open.update(calls)
             if reading.results:
-                holders.append(messages[index])
-                self.by_index[index] = [self._place(index, found, old) for found in reading.results]
-        self._holders += holders
-        self._snapshot += deepcopy(self._dialect.contents(holders))
+                places = [self._place(index, found, old) for found in reading.results]
+                self.by_index[index] = places
+                self._holders.append(messages[index])
+                self._copies.append(self._copy(messages[index], places))
+
+    def _copy(self, message: Any, places: Iterable[Place]) -> Any:
+        """The message as it is now, apart from what it shares with whatever is made of it."""
+        try:
+            return self._dialect.replace(message, {place.slot: place.content for place in places})
+        except MessageShapeError:
+            return object()
 
     def _place(self, index: int, found: Found, old: dict[tuple[int, int], Place]) -> Place:
         waiting = self._open.get(found.call_id)
@@ -189,14 +205,16 @@ class Timeline:
             canonical_id(found.call_id),
             waiting.popleft() if waiting else None,
             found.tool_name,
-            found.content if isinstance(found.content, str) else deepcopy(found.content),
+            _private(found.content),
         )
-        before = old.get((index, found.slot))
-        if before is not None and before.call_id == place.call_id and same_value(before.content, place.content):
-            place.number, place.form, place.shown_bare = before.number, before.form, before.shown_bare
-            place._tag, place._tagged = before._tag, before._tagged
+        last = old.get((index, found.slot))
+        if last is not None and last.call_id == place.call_id:
+            place.before = last.before if last.number is None else last.number
+            if _same(last.content, place.content):
+                place.number, place.form, place.shown_bare = last.number, last.form, last.shown_bare
+                place._tag, place._tagged = last._tag, last._tagged
         if not isinstance(place.content, str):
-            self._mutable.append(place)
+            self._mutable.append(len(self.places))
         self.places.append(place)
         if place.number is None:
             self._unnumbered.append(place)
@@ -215,22 +233,30 @@ class Timeline:
             tag_of: the keyed tag of a content.
         """
         self._release_live_turn(archived)
-        unknown, still = [], []
-        for place in self._unnumbered:
-            tag = place.tag(tag_of)
-            for number, form in [] if tag is None else index.find(place.call_id, tag):
-                if number in self.by_number or (
-                    form == ORIGINAL and place.index > self.last_model and archived(number)
-                ):
-                    continue
-                self.give(place, number, form)
-                break
-            else:
-                still.append(place)
-                if tag is not None and place.call is not None:
-                    unknown.append(place)
-        self._unnumbered = still
-        return unknown
+
+        def free(place: Place, number: int, form: str) -> bool:
+            new = form == ORIGINAL and place.index > self.last_model
+            return number not in self.by_number and not (new and archived(number))
+
+        tagged = [(place, tag) for place in self._unnumbered if (tag := place.tag(tag_of)) is not None]
+        for place, tag in tagged:
+            if place.before is not None:
+                form = index.form(place.call_id, tag, place.before)
+                if form is not None and free(place, place.before, form):
+                    self.give(place, place.before, form)
+        # What is not free for one place is not free for a later one that looks the same: each candidate is seen once.
+        candidates: dict[tuple[bytes, bytes, bool], Iterator[tuple[int, str]]] = {}
+        for place, tag in sorted(tagged, key=_is_orphan):
+            alike = (place.call_id, tag, place.index > self.last_model)
+            if place.number is None:
+                if alike not in candidates:
+                    candidates[alike] = iter(index.find(place.call_id, tag))
+                for number, form in candidates[alike]:
+                    if free(place, number, form):
+                        self.give(place, number, form)
+                        break
+        self.settle()
+        return [place for place, _ in tagged if place.number is None and place.call is not None]
 
     def _release_live_turn(self, archived: Callable[[int], bool]) -> None:
         """A bare result that no assistant message follows is a new one, whatever archived record it equals."""
@@ -241,6 +267,7 @@ class Timeline:
                 del self.by_number[place.number]
                 place.number = None
                 self._unnumbered.append(place)
+                self.changed.add(place.index)
         self._unnumbered.sort(key=_position)
 
     def give(self, place: Place, number: int, form: str = ORIGINAL) -> None:
@@ -264,3 +291,33 @@ class Timeline:
 
 def _position(place: Place) -> tuple[int, int]:
     return place.index, place.slot
+
+
+def _is_orphan(tagged: tuple[Place, bytes]) -> bool:
+    return tagged[0].call is None
+
+
+def _private(content: Any) -> Any:
+    """A content that nobody else can change; for one that cannot be copied, what equals nothing."""
+    if isinstance(content, str):
+        return content
+    try:
+        return deepcopy(content)
+    except Exception:  # a content may hold anything, a lock or ten thousand brackets; it is passed through
+        return object()
+
+
+def _equal(left: object, right: object) -> bool:
+    """``==``, and ``False`` for what cannot be compared (circular, an array that wants ``any`` or ``all``)."""
+    try:
+        return bool(left == right)
+    except Exception:
+        return False
+
+
+def _same(left: object, right: object) -> bool:
+    """Equal in type and value, and ``False`` for what cannot be compared."""
+    try:
+        return same_value(left, right)
+    except Exception:
+        return False

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from evidence_archive.errors import FormatError
@@ -48,6 +49,7 @@ NAME_CHARS_MAX = 256
 """Longest org, subject, role or session id, in characters."""
 
 _ABSENT = b"\xff\xff\xff\xff"
+_LENGTHS = tuple(size.to_bytes(4, "big") for size in range(FIELD_BYTES_MAX + 1))
 _RESULT_ID = re.compile(r"r([1-9][0-9]{0,17})", re.ASCII)
 
 
@@ -94,7 +96,10 @@ def checked_name(value: object, what: str) -> str:
 
 def canonical_id(text: str) -> bytes:
     """The bounded bytes of a provider's id: UTF-8 (``surrogatepass``), or ``sha256:`` hex above 1 KiB."""
-    data = text.encode("utf-8", "surrogatepass")
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        data = text.encode("utf-8", "surrogatepass")
     if len(data) > FIELD_BYTES_MAX:
         return b"sha256:" + hashlib.sha256(data).hexdigest().encode()
     return data
@@ -106,7 +111,12 @@ def format_time(time_us: int) -> str:
     Args:
         time_us: microseconds since 1970-01-01 UTC.
     """
-    return datetime.fromtimestamp(time_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _format_seconds(time_us // 1_000_000)
+
+
+@lru_cache(maxsize=256)
+def _format_seconds(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 # --- canonical encoding -----------------------------------------------------------------------------------------
@@ -121,20 +131,22 @@ def ce(*fields: str | bytes | int | None) -> bytes:
     Args:
         fields: each at most 2**32 - 2 bytes long once encoded. ``bool`` counts as an integer.
     """
-    out = []
+    out: list[bytes] = []
     for value in fields:
-        if value is None:
+        kind = type(value)
+        if kind is bytes:
+            data: bytes = value  # type: ignore[assignment]  # the exact type was just checked
+        elif value is None:
             out.append(_ABSENT)
             continue
-        if type(value) is bytes:
-            data = value
         elif isinstance(value, str):
             data = canonical_id(value)
         elif isinstance(value, int):
             data = b"%d" % value
         else:
             data = bytes(value)
-        out.append(len(data).to_bytes(4, "big"))
+        size = len(data)
+        out.append(_LENGTHS[size] if size <= FIELD_BYTES_MAX else size.to_bytes(4, "big"))
         out.append(data)
     return b"".join(out)
 

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from evidence_archive.errors import FormatError, UnsupportedVersionError
@@ -101,6 +102,7 @@ def clean(text: str) -> str:
     return _UNSEEN.sub(_escape, text.replace("\r\n", "\n"))
 
 
+@lru_cache(maxsize=512)
 def clean_name(text: str, chars_max: int = TOOL_CHARS_MAX) -> str:
     """A name fit for a header line: cleaned, without line breaks, tabs and the header's own punctuation.
 

@@ -6,7 +6,7 @@ give two IDs.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
@@ -24,10 +24,11 @@ from evidence_archive.errors import (
     PolicyError,
     SealBrokenError,
 )
-from evidence_archive.matching import LABELLED, Place, RecordIndex, Timeline
+from evidence_archive.matching import LABELLED, ORIGINAL, Place, RecordIndex, Timeline
 from evidence_archive.model import (
     Content,
     Encoded,
+    Facts,
     Principal,
     ToolCall,
     canonical_id,
@@ -39,13 +40,16 @@ from evidence_archive.proof import leaf as audit
 from evidence_archive.sealing.keyring import content_tag
 from evidence_archive.vault import Also, ScopeKeys, Vault, facts_of
 
-__all__ = ["LabelFacts", "Records", "bytes_of", "clone", "text_of"]
+__all__ = ["LabelFacts", "Records", "bytes_of", "clone", "rendering", "text_of"]
 
 TOOL_NAME_CHARS_MAX = 1_024
 """Longest tool name an archived result may have; longer ones are stored cut, and their results stay in view."""
 
 AGE_TURNS_MAX = 1_000_000_000
 """The oldest that a rule of a policy can ask for, in turns."""
+
+_ESTIMATED = "e"
+"""Ends the stored rendering of a note whose tokens are an estimate: another process may count in another way."""
 
 _VALUES = attrgetter(*(field.name for field in fields(ResultRow)))
 _MEDIA_TYPES = {"text": "text/plain", "parts": "application/json"}
@@ -117,6 +121,12 @@ class Records:
         encoded = encode_exact(content)
         return None if encoded is None else self.tag_of(encoded)
 
+    def tag_at(self, place: Place | None, encoded: Encoded) -> bytes | None:
+        """The keyed tag of the original at a place; what matching computed for it is not computed again."""
+        if place is not None and place.form == ORIGINAL:
+            return place.tag(self.tag)
+        return self.tag_of(encoded)
+
     def tag_of(self, encoded: Encoded) -> bytes:
         """The keyed tag of exact bytes."""
         return content_tag(self.keys.tag, sha256(encoded.data).digest(), encoded.encoding)
@@ -138,13 +148,12 @@ class Records:
         if self._unwritten is not None:
             self._write_suspension(self._unwritten)
 
-    def absorb(self, rows: Iterable[ResultRow], words: Mapping[int, str] | None = None) -> None:
+    def absorb(self, rows: Iterable[ResultRow]) -> None:
         """Records as committed; the notes of archived ones are opened here, once."""
         for row in rows:
             number = row.number
             if row.state == "archived" and number not in self.notes:
-                known = words and words.get(number)
-                self.notes[number] = self.note_text(row, known or self.vault.open_closed(self.keys, row)[1])
+                self.notes[number] = self.note_text(row, self.vault.open_closed(self.keys, row)[1])
             self.rows[number] = row
             self.index.add(number, row.call_id, row.content_tag, row.labelled_tag, row.note_tag)
             (self.reserved.discard if row.seen else self.reserved.add)(number)
@@ -159,13 +168,13 @@ class Records:
             tag=self.row.tag,
             tool=text_of(row.tool_name),
             tokens=row.tokens,
-            tokens_estimated=self.counter.estimated,
+            tokens_estimated=(row.rendering or "").endswith(_ESTIMATED),
             observed_at_us=row.observed_at_us,
             observed_by=row.observed_by,
             words=words,
             live_ask=row.live_ask or None,
             live=row.live_ask is not None,
-            rendering=row.rendering or "",
+            rendering=(row.rendering or "").removesuffix(_ESTIMATED),
         )
 
     def label(self, number: int) -> str:
@@ -371,20 +380,24 @@ class Records:
         """Whose facts count: a restored copy has those of what it was taken from."""
         return row if row.origin is None else self.rows.get(row.origin, row)
 
-    def protection(self, row: ResultRow, place: Place | None, content: Content | None) -> tuple[str, str] | None:
-        """Which rule keeps a result in view, and why."""
-        policy = self.vault.policy
+    def facts(self, row: ResultRow, place: Place | None, content: Content | None) -> Facts:
+        """What the policy may know of a result now."""
         text = None
-        if policy.needs_text and content is not None:
+        if self.vault.policy.needs_text and content is not None:
             text = self.dialect.plain_text(content)
             if text is None:
                 encoded = encode_exact(content)
                 text = None if encoded is None else encoded.data.decode("ascii")
-        age = 0 if place is None else self.timeline.turns_after(place.index)
-        decision = policy.decide_archive(facts_of(self.facts_row(row), age_turns=age, text=text))
+        age_turns = 0 if place is None else self.timeline.turns_after(place.index)
+        return facts_of(self.facts_row(row), age_turns=age_turns, text=text)
+
+    def protection(self, row: ResultRow, facts: Facts) -> tuple[str, str] | None:
+        """Which rule keeps a result in view, and why."""
+        decision = self.vault.policy.decide_archive(facts)
         if decision.effect == "never":
             return decision.rule_id, decision.reason
-        if not self.vault.may_restore(self.principal, self.row.subject, row):
+        rows = (row,) if row.origin is None else (row, self.facts_row(row))
+        if not self.vault.may_restore(self.principal, self.row.subject, *rows):
             return "restore", "this session could not restore it, so it may not set it aside"
         return None
 
@@ -521,6 +534,16 @@ def _loosens(vault: Vault, before: ResultRow, after: ResultRow) -> bool:
 def clone(row: ResultRow) -> ResultRow:
     """A copy to change; rows that were handed out are not changed in place."""
     return ResultRow(*_VALUES(row))
+
+
+def rendering(*, with_tools: bool, estimated: bool) -> str:
+    """What is stored of how a note is rendered, so that it reads the same in any process.
+
+    Args:
+        with_tools: the model has the restore tool, which the note then names.
+        estimated: the tokens of the original are an estimate.
+    """
+    return ("1" if with_tools else "1p") + (_ESTIMATED if estimated else "")
 
 
 def text_of(data: bytes) -> str:

@@ -123,7 +123,7 @@ class Session:
             if seen not in self._reported:
                 self._reported.add(seen)
                 why = "orphan" if place.call is None else "not_exact"
-                self._records.log.warning("evidence_archive.passed_through", why=why, message=place.index)
+                self._records.log.warning("evidence_archive.passed_through", why=why, index=place.index)
 
     def _rendered_view(self) -> list[Any]:
         timeline, rendered = self._records.timeline, self._rendered
@@ -347,12 +347,17 @@ class Session:
         with self._lock:
             self._records.vault.usable()
             self._records.refresh(self._records.vault.store_wait_ms)
-            return [self._info(row) for _, row in sorted(self._records.rows.items()) if row.own in (None, "copy")]
+            return [self._info(row) for row in self._told()]
+
+    def _told(self) -> list[ResultRow]:
+        """What there is to tell of: results that were met in a view, and restored copies."""
+        return [row for _, row in sorted(self._records.rows.items()) if row.own in (None, "copy") and row.seen]
 
     def _info(self, row: ResultRow) -> ResultInfo:
         place = self._records.timeline.by_number.get(row.number)
         content = None if place is None or place.form == NOTE else self._records.original(place)
-        protection = self._records.protection(row, place, content) if row.state == "live" else None
+        facts = self._records.facts(row, place, content)
+        protection = self._records.protection(row, facts) if row.state == "live" else None
         return ResultInfo(
             id=format_result_id(row.number),
             tool=text_of(row.tool_name),
@@ -371,7 +376,7 @@ class Session:
         """
         with self._lock:
             self._records.vault.usable()
-            told = [row for row in self._records.rows.values() if row.own in (None, "copy")]
+            told = self._told()
             return SessionStats(
                 requests=self._requests,
                 window_tokens=self._window_tokens(),

@@ -408,6 +408,10 @@ class Vault:
         self.denied(principal, name, number, also=also)
         raise NotAvailableError
 
+    def may(self, principal: Principal, owner: str, facts: Facts) -> bool:
+        """Whether a principal could have back what these facts describe."""
+        return access.decide(principal, self.org, owner, self.policy.restore_openings(facts))
+
     def may_restore(self, principal: Principal, owner: str, *rows: ResultRow) -> bool:
         """Whether a principal could have a result back.
 
@@ -416,9 +420,7 @@ class Vault:
             owner: the session's first subject.
             rows: the result; for a restored copy also what it was taken from, whose rules hold for the copy too.
         """
-        return all(
-            access.decide(principal, self.org, owner, self.policy.restore_openings(facts_of(row))) for row in rows
-        )
+        return all(self.may(principal, owner, facts_of(row)) for row in rows)
 
     def opened(self, principal: Principal, found: Found) -> Opened:
         """The original in memory, checked; it may be released only after :meth:`granted`.

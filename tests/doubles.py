@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ from evidence_archive.errors import StoreUnavailableError
 from evidence_archive.keys import open_provider
 from evidence_archive.store import open_store
 
-__all__ = ["Characters", "FlakyStore", "arguments", "batch_of", "opened", "policy_of", "rows"]
+__all__ = ["AWAY", "UNANSWERED", "UNAUDITED", "UNCOMMITTED", "UNWRITABLE", "Characters", "FlakyStore", "arguments", "batch_of", "opened", "policy_of", "rows"]
 
-AWAY, UNWRITABLE, UNCOMMITTED, UNANSWERED, UNAUDITED = "away", "unwritable", "uncommitted", "unanswered", "unaudited"
-"""Nothing works; no write begins; commits fail; commits succeed and say they failed; audit entries fail."""
+AWAY, UNWRITABLE, UNCOMMITTED, UNANSWERED, UNAUDITED = "away", "unwritable", "uncommitted", "unanswered", "append"
+"""Nothing works; no write begins; commits fail; commits succeed and say they failed; audit entries fail.
+
+The name of any other method of a writer makes that method fail.
+"""
 
 
 class Characters:
@@ -35,6 +38,7 @@ class FlakyStore:
         self._inner = inner
         self.fault: str | None = None
         self.error: Exception = StoreUnavailableError("The store is away: try again.")
+        self.before_write: Callable[[], Any] | None = None
         self.reads = self.writes = 0
 
     def org(self, org: str) -> Any:
@@ -76,6 +80,9 @@ class _FlakyOrg:
     @contextmanager
     def writing(self, wait_ms: int, *, audited: bool) -> Iterator[Any]:
         self._switch.writes += 1
+        first, self._switch.before_write = self._switch.before_write, None
+        if first is not None:
+            first()
         self._switch.fail(AWAY, UNWRITABLE)
         with self._inner.writing(wait_ms, audited=audited) as writer:
             yield _FlakyWriter(self._switch, writer)
@@ -89,8 +96,7 @@ class _FlakyWriter:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        if name == "append":
-            self._switch.fail(UNAUDITED)
+        self._switch.fail(name)
         return getattr(self._inner, name)
 
 

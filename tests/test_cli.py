@@ -442,10 +442,10 @@ def edited(store):
         for table in tables:
             columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
             for column in columns:
-                for rowid, value in connection.execute(f"SELECT rowid, {column} FROM {table}").fetchall():
+                for (value,) in connection.execute(f"SELECT {column} FROM {table}").fetchall():
                     if isinstance(value, bytes) and b"batch.accepted" in value and b"triage-agent" in value:
                         forged = value.replace(b"triage-agent", b"somebodyelse")
-                        connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (forged, rowid))
+                        connection.execute(f"UPDATE {table} SET {column} = ? WHERE {column} = ?", (forged, value))
                         changed += 1
     connection.close()
     return changed
@@ -586,7 +586,7 @@ def test_a_policy_without_rules_is_explained_without_a_table(policy, capsys):
     )
     out = capsys.readouterr().out
     assert "x: is never archived" in out
-    assert "matched" not in out
+    assert "effect" not in out
 
 
 # --- rendering --------------------------------------------------------------------------------------------------

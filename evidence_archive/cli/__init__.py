@@ -74,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(given, prog_name="evidence-archive", standalone_mode=False)
         sys.stdout.flush()
-    except BrokenPipeError:
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt  # typer turned it into its exit code
+    except (BrokenPipeError, SystemExit):  # typer turns the first into the second
         # Whoever read our output went away; nothing more can be said, not even by the interpreter's own flush.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -9,6 +9,7 @@ import hmac
 import struct
 import threading
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from typing import NoReturn
 
@@ -253,10 +254,8 @@ def _context(header: bytes, slot: Slot, sealed_size: int) -> bytes:
         (
             _CONTEXT,
             header,
+            _owner(slot.deployment, slot.org, slot.session_id),
             ce(
-                slot.deployment,
-                slot.org,
-                slot.session_id,
                 slot.result_id,
                 slot.tool_call_id,
                 slot.tool_name,
@@ -267,6 +266,12 @@ def _context(header: bytes, slot: Slot, sealed_size: int) -> bytes:
             ),
         )
     )
+
+
+@lru_cache(maxsize=256)
+def _owner(deployment: bytes, org: str, session_id: str) -> bytes:
+    """The fields that all originals of a session share; a canonical encoding is that of its parts, joined."""
+    return ce(deployment, org, session_id)
 
 
 def _decrypt(message: memoryview, dek: bytes, context: bytes) -> bytes:

@@ -9,6 +9,7 @@ Byte layouts are in docs/format.md.
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from cryptography.cobblestone import Cobblestone256Decryptor, Cobblestone256Encryptor
@@ -50,6 +51,7 @@ _ROW_SEAL = b"evidence-archive/v1/row-seal\x00"
 _REQUEST_TAG = b"evidence-archive/v1/request-tag\x00"
 _CONTENT_TAGS = {kind: b"evidence-archive/v1/content-tag\x00" + ce(kind) for kind in ("text", "parts")}
 _ABSENT = ce(None)
+_LENGTHS = tuple(size.to_bytes(4, "big") for size in range(1_025))
 _BROKEN = "A wrapped key does not open: its bytes, its place or the key around it are not what was wrapped."
 _ROW_BROKEN = "A stored row is not what was written: its seal does not verify."
 
@@ -250,7 +252,13 @@ def open_closed(
 def _closed_context(
     *, deployment: bytes, org: str, scope_id: bytes, original_id: bytes | None, dek_id: bytes | None, result_id: str
 ) -> bytes:
-    return _WRAP + ce("original", deployment, org, scope_id, original_id, dek_id, result_id)
+    return _closed_scope(deployment, org, scope_id) + ce(original_id, dek_id, result_id)
+
+
+@lru_cache(maxsize=256)
+def _closed_scope(deployment: bytes, org: str, scope_id: bytes) -> bytes:
+    """What all originals of a session share; a canonical encoding is that of its parts, joined."""
+    return _WRAP + ce("original", deployment, org, scope_id)
 
 
 def _check_key(key: bytes) -> None:
@@ -306,29 +314,33 @@ def row_seal(key: bytes, table: bytes, fields: Iterable[SealedValue]) -> bytes:
     Raises:
         FormatError: a value is of another type.
     """
-    kinds = bytearray()
+    kinds: list[str] = []
     out: list[bytes] = []
     value: Any
     for value in fields:
-        kind = type(value)
         if value is None:
-            kinds += b"n"
+            kinds.append("n")
             out.append(_ABSENT)
             continue
+        kind = type(value)
         if kind is int:
-            kinds += b"i"
+            kinds.append("i")
             data = b"%d" % value
+        elif kind is bytes:
+            kinds.append("b")
+            data = value
         elif kind is str:
-            kinds += b"s"
+            kinds.append("s")
             data = value.encode("utf-8", "surrogatepass")
-        elif kind is bytes or kind is memoryview or kind is bytearray:
-            kinds += b"b"
+        elif kind is memoryview or kind is bytearray:
+            kinds.append("b")
             data = bytes(value)
         else:
             raise FormatError("A sealed column holds bytes, text, an integer or nothing.")
-        out.append(len(data).to_bytes(4, "big"))
+        size = len(data)
+        out.append(_LENGTHS[size] if size < len(_LENGTHS) else size.to_bytes(4, "big"))
         out.append(data)
-    return hmac.digest(key, b"".join((_ROW_SEAL, ce(table, bytes(kinds)), *out)), "sha256")
+    return hmac.digest(key, b"".join((_ROW_SEAL, ce(table, "".join(kinds)), *out)), "sha256")
 
 
 def check_row_seal(key: bytes, table: bytes, fields: Iterable[SealedValue], seal: object) -> None:

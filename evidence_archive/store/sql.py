@@ -7,9 +7,10 @@ the audit log locks the org's head row first, which is what keeps the log from f
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import LargeBinary, bindparam, insert, select, update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.sql import ClauseElement
@@ -42,6 +43,9 @@ _RESULT = Shape(t.RESULTS, ResultRow, "scope_id", "number")
 _BATCH = Shape(t.BATCHES, BatchRow, "scope_id", "batch_id")
 _HEAD = Shape(t.AUDIT_HEADS, HeadRow)
 
+_READ_BACK_ROWS = 50
+"""Envelopes read back by one statement; they are compared one by one, never held together."""
+
 _S, _K, _R = t.SESSIONS.c, t.SCOPES.c, t.RESULTS.c
 
 
@@ -69,6 +73,8 @@ class _Statement:
             order = [known.index(name) for name in compiled.positiontup]
             if order == list(range(len(order))) and not added:
                 found = str(compiled), tuple
+            elif len(order) > 1 and not added:
+                found = str(compiled), itemgetter(*order)
             else:
                 found = str(compiled), lambda values: tuple([(*values, *added)[at] for at in order])
             self._compiled[dialect.name] = found
@@ -116,6 +122,14 @@ _SELECT_ENVELOPE = _Statement(
     ),
     "org",
     "original_id",
+)
+_SELECT_ENVELOPES = _Statement(
+    select(t.ORIGINALS.c.original_id, t.ORIGINALS.c.envelope).where(
+        t.ORIGINALS.c.org == bindparam("org"),
+        t.ORIGINALS.c.original_id.in_([bindparam(f"id_{at}", type_=LargeBinary) for at in range(_READ_BACK_ROWS)]),
+    ),
+    "org",
+    *(f"id_{at}" for at in range(_READ_BACK_ROWS)),
 )
 _SELECT_BATCH = _select(t.BATCHES, "scope_id", "request_tag")
 _SELECT_BATCH_BY_KEY = _select(t.BATCHES, "scope_id", "idempotency_key")
@@ -290,9 +304,18 @@ class SqlWriter(SqlReader):
     def insert_originals(self, originals: Sequence[StoredOriginal]) -> None:
         """Envelopes, read back and compared before this returns."""
         self._many(_INSERT_ORIGINAL, [(self._org, one.original_id, one.envelope) for one in originals])
-        for original in originals:
-            if self.envelope(original.original_id) != original.envelope:
-                raise SealBrokenError("The database returned other bytes than were written: nothing was archived.")
+        for at in range(0, len(originals), _READ_BACK_ROWS):
+            written = {one.original_id: one.envelope for one in originals[at : at + _READ_BACK_ROWS]}
+            sql, ordered = _SELECT_ENVELOPES.on(self._dialect)
+            # A last chunk that is not full asks for its first id again and again: one statement serves all sizes.
+            ids = [*written, *[next(iter(written))] * (_READ_BACK_ROWS - len(written))]
+            for original_id, envelope in self._driver.execute(sql, ordered((self._org, *ids))):
+                if written.pop(original_id, None) != envelope:
+                    raise SealBrokenError(
+                        "The database returned other bytes than were written: nothing was archived."
+                    )
+            if written:
+                raise SealBrokenError("The database did not return all that was written: nothing was archived.")
 
     def insert_batch(self, row: BatchRow) -> None:
         """The batch, for idempotent answers."""
