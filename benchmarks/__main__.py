@@ -1,12 +1,12 @@
-"""``python -m benchmarks view`` and ``python -m benchmarks storage``; ``--json`` for programs."""
+"""``python -m benchmarks view`` and ``python -m benchmarks storage``, ``... imports``; ``--json`` for programs."""
 
 import argparse
 import json
 import sys
 
-from benchmarks import storage, surroundings, view
+from benchmarks import imports, storage, surroundings, view
 
-_RUNS = {"view": view, "storage": storage}
+_RUNS = {"imports": imports, "storage": storage, "view": view}
 
 
 def main() -> int:

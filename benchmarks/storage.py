@@ -42,7 +42,10 @@ def measure(rounds: int) -> dict[str, Any]:
                 session = archive.session(f"batch-{round_}", owner)
                 session.view(_messages(texts))
                 batch = [(f"r{at + 1}", f"read; nothing unusual in part {at}") for at in range(count)]
-                took = [seconds(lambda c=connection, t=texts: _floor(c, t)), seconds(lambda s=session, b=batch: s.archive(b))]
+                took = [
+                    seconds(lambda c=connection, t=texts: _floor(c, t)),
+                    seconds(lambda s=session, b=batch: s.archive(b)),
+                ]
                 if round_:  # the first one warms both sides up
                     floor.append(took[0])
                     ours.append(took[1])

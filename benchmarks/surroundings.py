@@ -99,4 +99,6 @@ def quantile(values: list[float], share: float) -> float:
 def rows(header: list[str], body: list[list[str]]) -> str:
     """A plain table."""
     widths = [max(len(line[at]) for line in [header, *body]) for at in range(len(header))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in [header, *body])
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in [header, *body]
+    )

@@ -11,10 +11,11 @@ from evidence_archive.errors import (
     KeyringError,
     MisuseError,
     NotAvailableError,
+    UnsupportedVersionError,
 )
 from evidence_archive.excerpt import Selector, line_count, parse_selector
 from evidence_archive.model import Content, Restored, Target, ToolCall, format_result_id, parse_result_id
-from evidence_archive.ports import SessionRow, Writer
+from evidence_archive.ports import ResultRow, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.records import Records, text_of
 from evidence_archive.vault import Found, Opened, facts_of, part_of, selected
@@ -90,6 +91,7 @@ class Answering:
             request = parse_restore(call.arguments)
             selector = parse_selector(request.lines, request.pattern, request.context_lines, request.pointer)
             number = parse_result_id(request.id)
+            row = self._records.rows.get(number)
             self._records.refresh(self._records.vault.store_wait_ms)
             row = self._records.rows.get(number)
             if self.restores_this_turn >= self._records.limits.restores_per_turn_max:
@@ -102,24 +104,27 @@ class Answering:
             return self._restored_answer(call, request.id, selector, request.reason)
         except NotAvailableError:
             return notes.not_available_text(last_id=self._records.last_id)  # recorded with the denial
+        except UnsupportedVersionError as error:
+            return self._failed(call, number, row, error)
         except FormatError as error:
             return self._refused(call, number, "malformed", notes.malformed_text(tool=call.name, message=str(error)))
         except MisuseError:
             raise
         except EvidenceArchiveError as error:
-            self._records.trouble(error)
-            cause = (
-                "integrity"
-                if isinstance(error, IntegrityError)
-                else "keys"
-                if isinstance(error, KeyringError)
-                else "store"
-            )
-            tool = "the tool" if row is None else text_of(self._records.facts_row(row).tool_name)
-            text = notes.restore_failed_text(
-                number=number, cause=cause, tool=tool, live_ask=None if row is None else row.live_ask or None
-            )
-            return self._refused(call, number, cause, text)
+            return self._failed(call, number, row, error)
+
+    def _failed(self, call: ToolCall, number: int, row: ResultRow | None, error: EvidenceArchiveError) -> str:
+        """A restore that keys, store or stored bytes prevented."""
+        self._records.trouble(error)
+        causes = (("integrity", (IntegrityError, FormatError)), ("keys", KeyringError), ("store", Exception))
+        cause = next(cause for cause, family in causes if isinstance(error, family))
+        text = notes.restore_failed_text(
+            number=number,
+            cause=cause,
+            tool="the tool" if row is None else text_of(self._records.facts_row(row).tool_name),
+            live_ask=None if row is None else row.live_ask or None,
+        )
+        return self._refused(call, number, cause, text)
 
     def _refused(self, call: ToolCall, number: int, why: str, text: str) -> str:
         """A restore that was not made: audited, and the answer recorded as ours."""

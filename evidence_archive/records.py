@@ -135,6 +135,8 @@ class Records:
         """Take over what was committed since; one indexed row when that is nothing."""
         with self.vault.store.peeking(wait_ms) as reader:
             row = reader.session(self.id)
+        if self._unwritten is not None:
+            self._write_suspension(self._unwritten)
         if row is not None and row == self.row:
             return
         with self.vault.store.reading(wait_ms) as reader:
@@ -145,8 +147,6 @@ class Records:
             changed = reader.results(row.scope_id, after)
         self.absorb(changed)
         self.row = row
-        if self._unwritten is not None:
-            self._write_suspension(self._unwritten)
 
     def absorb(self, rows: Iterable[ResultRow]) -> None:
         """Records as committed; the notes of archived ones are opened here, once."""

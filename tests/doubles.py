@@ -4,7 +4,9 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from evidence_archive import Archive, Policy
@@ -100,9 +102,21 @@ class _FlakyWriter:
         return getattr(self._inner, name)
 
 
+@cache
+def _migrated() -> bytes:
+    """An empty database whose schema is made: making it anew takes longer than most tests."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "empty.db"
+        open_store(f"sqlite:///{path}", create=True, wait_ms=5_000).close()
+        return path.read_bytes()
+
+
 def opened(desk: Any, *, policy: Policy | None = None, clock: Any = None, counter: Any = None) -> Archive:
     """An archive over a store that can be made to fail; the store is its attribute ``flaky``."""
     policy = policy or Policy.default()
+    if not desk.database.exists():
+        desk.database.touch(0o600)
+        desk.database.write_bytes(_migrated())
     store = FlakyStore(open_store(desk.url, create=True, wait_ms=policy.limits.store_wait_ms_max))
     archive = Archive(
         store, keys=open_provider(desk.keys), policy=policy, counter=counter or Characters(), clock=clock

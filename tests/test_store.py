@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +155,13 @@ def test_a_transaction_that_does_not_fail_leaves_everything(desk: Desk, session:
 
 def test_an_autocommit_writer_would_leave_half_of_it(desk: Desk, session: SqlOrgStore) -> None:
     before = rows_of(desk)
-    with pytest.raises(MadeUpError), session._engine.connection(WAIT_MS) as connection:
-        writer = store_sql.SqlWriter(session._engine, connection, "north-clinic", ROW_KEY, None)
-        everything(writer, 3)
+
+    def written() -> None:
+        with session._engine.connection(WAIT_MS) as connection:
+            everything(store_sql.SqlWriter(session._engine, connection, "north-clinic", ROW_KEY, None), 3)
+
+    with pytest.raises(MadeUpError):
+        written()
     assert rows_of(desk) != before
 
 
@@ -165,11 +169,9 @@ def test_a_reader_sees_one_moment_while_others_commit(desk: Desk, session: SqlOr
     with session.reading(WAIT_MS) as reader:
         assert reader.results(SCOPE, -1) == []
         # In WAL mode a writer gets through, in a rollback journal it waits: in both, this reader sees one moment.
-        with closing(sqlite3.connect(desk.database, timeout=0.05, isolation_level=None)) as other:
-            try:
-                other.execute("UPDATE sessions SET version = 9")
-            except sqlite3.OperationalError:
-                pass
+        other = sqlite3.connect(desk.database, timeout=0.05, isolation_level=None)
+        with closing(other), suppress(sqlite3.OperationalError):
+            other.execute("UPDATE sessions SET version = 9")
         assert reader.session("case") == session_row()
 
 

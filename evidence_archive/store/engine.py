@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
 
-from evidence_archive.errors import MisuseError, StoreBusyError, StoreError, StoreUnavailableError
+from evidence_archive.errors import MisuseError, SealBrokenError, StoreBusyError, StoreError, StoreUnavailableError
 
 __all__ = ["SqliteEngine", "journal_rules", "open_engine", "translated"]
 
@@ -55,6 +55,9 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (DBAPIError, sqlite3.Error) as error:
+        if isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode"):
+            # It is Python that could not decode a stored text, not SQLite that failed.
+            raise SealBrokenError("A stored row is not what was written: a text in it is not text.") from error
         code = getattr(getattr(error, "orig", error), "sqlite_errorcode", 0) & 0xFF
         if code in _BUSY:
             raise StoreBusyError("The database is locked by another writer: try again.") from error
