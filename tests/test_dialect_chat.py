@@ -290,14 +290,23 @@ def test_contents_are_those_that_reading_finds_the_very_objects(messages: list[A
     assert CHAT.contents([{"role": "tool"}, {"role": "tool", "tool_call_id": "c"}]) == [None, None]
 
 
-@pytest.mark.parametrize("now", [{"role": "user"}, {"role": None}, {"role": []}, {"tool_call_id": 7}])
+@pytest.mark.parametrize("now", [{"role": "user"}, {"role": None}, {"role": []}])
 def test_a_message_that_is_no_result_any_more_yields_a_content_equal_to_nothing(now: dict[str, Any]) -> None:
     message: dict[str, Any] = {"role": "tool", "tool_call_id": "c", "content": "text"}
     seen = CHAT.contents([message])
+    del message["content"]
     message |= now
     changed = CHAT.contents([message])
     assert len(changed) == len(seen) == 1
     assert changed not in (seen, CHAT.contents([message]), deepcopy(changed))
+
+
+def test_a_look_for_changes_sees_contents_alone_and_is_not_fooled_by_an_sdk_object() -> None:
+    as_object = ToolMessage(role="tool", tool_call_id="c", content="text")
+    plain = {"role": "tool", "tool_call_id": "c", "content": "text"}
+    assert CHAT.contents([plain, as_object]) == ["text", "text"]
+    as_object.content = "other"
+    assert CHAT.contents([plain, as_object]) == ["text", "other"]
 
 
 # --- reading ----------------------------------------------------------------------------------------------------

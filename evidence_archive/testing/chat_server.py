@@ -50,7 +50,7 @@ class ChatServer:
         def build(*args: Any) -> _Exchange:
             return _Exchange(self, *args)
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), build)
+        self._server = _Server(("127.0.0.1", 0), build)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
         return self
@@ -77,6 +77,11 @@ class ChatServer:
         with self._lock:
             reply = self.model.create(**body)
             return list(reply) if body.get("stream") else reply
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing: a client that hangs up is its own business, and a traceback would show requests."""
 
 
 class _Exchange(BaseHTTPRequestHandler):
