@@ -5,7 +5,6 @@ layer nor the tokenizer.
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,6 +49,8 @@ if TYPE_CHECKING:
     from evidence_archive.ports import Clock, KeyProvider, Store, TokenCounter
     from evidence_archive.session import Session
     from evidence_archive.tokens import TiktokenCounter
+
+    __version__: str
     from evidence_archive.vault import AuditReport
 
 _HOMES = {
@@ -145,17 +146,14 @@ __all__ = [
     "__version__",
 ]
 
-try:
-    __version__ = version("evidence-archive")
-except PackageNotFoundError:  # pragma: no cover - a source tree that was never installed
-    __version__ = "0.0.0"
-
-
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
-    if home is None:
+    if home is not None:
+        value = getattr(import_module(f"{__name__}.{home}"), name)
+    elif name == "__version__":
+        value = import_module("importlib.metadata").version("evidence-archive")
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
 

@@ -5,14 +5,14 @@ go to the standard library's logger ``evidence_archive``, which stays silent unt
 """
 
 import logging
+import sys
 from typing import Any
-
-import structlog
 
 __all__ = ["Events"]
 
-logging.getLogger("evidence_archive").addHandler(logging.NullHandler())
-_STANDARD = (structlog.stdlib.render_to_log_kwargs,)
+_STANDARD = logging.getLogger("evidence_archive")
+_STANDARD.addHandler(logging.NullHandler())
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 class Events:
@@ -42,13 +42,10 @@ class Events:
         self._emit("error", event, fields)
 
     def _emit(self, level: str, event: str, fields: dict[str, Any]) -> None:
-        # Asked at every event, because applications often configure structlog after importing libraries.
-        if structlog.is_configured():
-            logger = structlog.get_logger("evidence_archive")
+        # Asked at every event, because applications often configure structlog after importing libraries; one that
+        # never imported it has not configured it, and need not wait for it to load.
+        structlog = sys.modules.get("structlog")
+        if structlog is not None and structlog.is_configured():
+            getattr(structlog.get_logger("evidence_archive"), level)(event, **self._ids, **fields)
         else:
-            logger = structlog.wrap_logger(
-                logging.getLogger("evidence_archive"),
-                processors=_STANDARD,
-                wrapper_class=structlog.stdlib.BoundLogger,
-            )
-        getattr(logger, level)(event, **self._ids, **fields)
+            _STANDARD.log(_LEVELS[level], event, extra={**self._ids, **fields})
