@@ -94,12 +94,9 @@ class Answering:
             row = self._records.rows.get(number)
             self._records.refresh(self._records.vault.store_wait_ms)
             row = self._records.rows.get(number)
-            if self.restores_this_turn >= self._records.limits.restores_per_turn_max:
-                text = notes.restores_exhausted_text(restores_max=self._records.limits.restores_per_turn_max)
-                return self._refused(call, number, "too_many", text)
-            if row is not None and row.state == "live" and number in self._records.timeline.by_number:
-                text = notes.in_view_text(number=number, tag=self._records.row.tag, labelled=bool(row.labelled))
-                return self._refused(call, number, "live", text)
+            refusal = self._refusal(number, row)
+            if refusal is not None:
+                return self._refused(call, number, *refusal)
             self.restores_this_turn += 1
             return self._restored_answer(call, request.id, selector, request.reason)
         except NotAvailableError:
@@ -112,6 +109,16 @@ class Answering:
             raise
         except EvidenceArchiveError as error:
             return self._failed(call, number, row, error)
+
+    def _refusal(self, number: int, row: ResultRow | None) -> tuple[str, str] | None:
+        """Why nobody needs to look for the original: the reason in one word, and the answer."""
+        restores_max = self._records.limits.restores_per_turn_max
+        if self.restores_this_turn >= restores_max:
+            return "too_many", notes.restores_exhausted_text(restores_max=restores_max)
+        if row is not None and row.state == "live" and number in self._records.timeline.by_number:
+            tag, labelled = self._records.row.tag, bool(row.labelled)
+            return "live", notes.in_view_text(number=number, tag=tag, labelled=labelled)
+        return None
 
     def _failed(self, call: ToolCall, number: int, row: ResultRow | None, error: EvidenceArchiveError) -> str:
         """A restore that keys, store or stored bytes prevented."""

@@ -327,7 +327,11 @@ class Vault:
         )
 
     def open_closed(self, keys: ScopeKeys, row: ResultRow) -> tuple[bytes, str]:
-        """The key and the note of an archived result."""
+        """The key and the note of an archived result.
+
+        Raises:
+            SealBrokenError: they do not open, or are gone.
+        """
         if row.closed is None:
             raise SealBrokenError("An archived result has no sealed key: its row was changed.")
         return open_closed(

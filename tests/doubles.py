@@ -14,7 +14,20 @@ from evidence_archive.errors import StoreUnavailableError
 from evidence_archive.keys import open_provider
 from evidence_archive.store import open_store
 
-__all__ = ["AWAY", "UNANSWERED", "UNAUDITED", "UNCOMMITTED", "UNWRITABLE", "Characters", "FlakyStore", "arguments", "batch_of", "opened", "policy_of", "rows"]
+__all__ = [
+    "AWAY",
+    "UNANSWERED",
+    "UNAUDITED",
+    "UNCOMMITTED",
+    "UNWRITABLE",
+    "Characters",
+    "FlakyStore",
+    "arguments",
+    "batch_of",
+    "opened",
+    "policy_of",
+    "rows",
+]
 
 AWAY, UNWRITABLE, UNCOMMITTED, UNANSWERED, UNAUDITED = "away", "unwritable", "uncommitted", "unanswered", "append"
 """Nothing works; no write begins; commits fail; commits succeed and say they failed; audit entries fail.

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from conftest import Conversation, Desk
 from sqlalchemy import event
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from evidence_archive import Archive, BatchRejectedError, Principal
 from evidence_archive.errors import (
@@ -33,7 +34,7 @@ from evidence_archive.errors import (
 )
 from evidence_archive.model import Limits
 from evidence_archive.policy import Policy
-from evidence_archive.store.engine import POOL_CONNECTIONS_MAX, SqliteEngine, journal_rules, open_engine
+from evidence_archive.store.engine import POOL_CONNECTIONS_MAX, SqliteEngine, journal_rules, open_engine, translated
 
 SECRET = "a-made-up-finding-that-must-stay-inside " * 40
 WAIT_MS = 120
@@ -320,6 +321,47 @@ def test_a_commit_into_a_file_that_was_replaced_meanwhile_is_not_acknowledged(de
             assert straight.execute("SELECT name FROM sqlite_master").fetchall() == []
 
 
+def test_a_file_that_is_replaced_while_a_connection_is_made_is_not_taken_for_the_new_one(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(desk) as engine:
+        connect = sqlite3.connect
+
+        def slowly(*given: Any, **named: Any) -> sqlite3.Connection:
+            connection = connect(*given, **named)
+            connection.execute("PRAGMA journal_mode").fetchone()  # the old file is open
+            monkeypatch.setattr(sqlite3, "connect", connect)
+            shutil.copy(desk.database, tmp_path / "copy.db")
+            os.replace(tmp_path / "copy.db", desk.database)
+            return connection
+
+        monkeypatch.setattr(sqlite3, "connect", slowly)
+        with pytest.raises(StoreUnavailableError, match="replaced"), engine.connection(100):
+            pass
+        with engine.connection(100) as connection:
+            assert run(connection, "SELECT 1") == (1,)
+
+
+def test_a_connection_that_cannot_roll_back_is_never_used_again(desk: Desk) -> None:
+    with opened(desk) as engine:
+
+        def broken() -> None:
+            with engine.writing(100) as connection:
+                connection.driver_connection.close()  # type: ignore[union-attr]
+                raise ZeroDivisionError
+
+        with pytest.raises((ZeroDivisionError, StoreError)):
+            broken()
+        with engine.writing(100) as connection:
+            assert run(connection, "SELECT 1") == (1,)
+
+
+def test_whatever_the_pool_raises_is_a_typed_error() -> None:
+    with pytest.raises(StoreUnavailableError, match="No connection") as caught, translated():
+        raise PoolTimeoutError("QueuePool limit of size 16 [SQL: SELECT made_up]")
+    hygienic(caught.value)
+
+
 def test_a_naive_writer_would_acknowledge_what_nobody_will_ever_read(desk: Desk, tmp_path: Path) -> None:
     with closing(sqlite3.connect(desk.database, isolation_level=None)) as naive:
         naive.execute("CREATE TABLE t (x)")
@@ -530,6 +572,7 @@ def test_a_file_system_that_is_full_is_survived(tmp_path: Path) -> None:
 # --- processes and the end --------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_an_archive_that_crossed_a_fork_is_refused_in_the_child_and_works_in_the_parent(work: Work) -> None:
     gc.collect()
     reader, writer = os.pipe()

@@ -1,6 +1,7 @@
 """Whole conversations in two processes against a model: IDs, labels, notes, restores, whatever the list does."""
 
 import json
+import re
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -83,6 +84,8 @@ class World:
         self.only_grew = True
         self.shown: list[Any] = []
         self.batches = self.restores = self.fresh_ids = 0
+        self.unrecorded: list[str] = []
+        """Answers of ours that no answer wrote a record of: told twice, or changed by the application."""
 
     # --- the processes
 
@@ -163,7 +166,7 @@ class World:
         if self.stored().next_number > self.last + 1:  # a receipt that is told again is no new record
             self.records[self.last + 1] = record
         if accepted:
-            self.archived({item["id"]: item["note"] for item in arguments["batch"]})
+            self.archived(name, {item["id"]: item["note"] for item in arguments["batch"]})
         return text
 
     def archive(self, name: Name, batch: dict[str, str]) -> bool:
@@ -171,28 +174,31 @@ class World:
         try:
             receipt = self.sessions[name].archive(list(batch.items()))
         except BatchRejectedError as error:
-            assert {target.result_id for target in error.targets} == set(batch)
-            assert any(target.status != "ok" for target in error.targets)
+            rejected = error
+        else:
+            rejected = None
+        if rejected is not None:
+            assert [target.result_id for target in rejected.targets] == list(batch)
+            assert any(target.status != "ok" for target in rejected.targets)
             return False
         assert [target.result_id for target in receipt.targets] == list(batch)
         self.batches += 1
-        self.archived(batch)
+        self.archived(name, batch)
         return True
 
-    def archived(self, batch: dict[str, str]) -> None:
+    def archived(self, name: Name, batch: dict[str, str]) -> None:
         for result_id, words in batch.items():
             record = self.records[int(result_id[1:])]
             assert record.words is None, "a result is archived once"
             assert not record.own, "answers of ours are not evidence"
             record.words = words
         for result_id in batch:
-            self.restore("B", int(result_id[1:]))
+            self.restore(name, int(result_id[1:]))
 
     def restore(self, name: Name, number: int) -> None:
         restored = self.sessions[name].restore(f"r{number}")
         self.restores += 1
         assert same_value(restored.content, self.records[number].evidence)
-        assert restored.provenance.result_id in (f"r{number}", f"r{restored.provenance.result_id[1:]}")
 
     # --- views
 
@@ -227,8 +233,9 @@ class World:
         assert [number for _, number in new] == list(range(self.last + 1, self.last + 1 + len(new)))
         for at, number in new:
             call = called(handed, at)
-            replay = call is not None and call["function"]["name"] == "archive_evidence"
-            self.records[number] = Record(handed[at]["tool_call_id"], handed[at]["content"], own=replay)
+            ours = call is not None and call["function"]["name"] in ("archive_evidence", "restore_evidence")
+            self.records[number] = Record(handed[at]["tool_call_id"], handed[at]["content"], own=ours)
+            self.unrecorded += [f"r{number}"] * ours
         assert self.stored().next_number == self.last + 1, "an ID that was issued is one the list shows"
         return numbers
 
@@ -250,7 +257,11 @@ class World:
             if record.words is not None and record.note is None:
                 record.note = new["content"] if isinstance(new["content"], str) else new["content"][0]["text"]
                 assert record.note.startswith(f"[archived r{number} tag={self.tag} | a note, not the content | ")
-                assert record.note.endswith(f" | restore_evidence id=r{number} returns the exact original]\n> {record.words}")
+                way, quoted = (
+                    f"restore_evidence id=r{number} returns the exact original",
+                    f"\n{record.words}".splitlines(),
+                )
+                assert record.note.endswith(f" | {way}]" + "\n> ".join(quoted))
             form = self.form(number, old["tool_call_id"], old["content"])
             assert form is not None, "an ID stands for one call id and content"
             if record.words is not None:
@@ -285,11 +296,12 @@ class World:
     def told(self, session: Any) -> None:
         """Results and statistics agree with the model."""
         told = {f"r{number}": record for number, record in self.records.items() if not record.own}
-        results = {info.id: info.state for info in session.results()}
+        results = {info.id: info.state for info in session.results() if info.id not in self.unrecorded}
         assert results == {id: "live" if record.words is None else "archived" for id, record in told.items()}
         stats = session.stats()
         archived = sum(record.words is not None for record in told.values())
-        assert (stats.results, stats.archived) == (len(told), archived)
+        assert 0 <= stats.results - len(told) <= len(self.unrecorded)
+        assert stats.archived == archived
         assert (stats.batches, stats.suspended, stats.outage) == (self.batches, None, False)
         assert self.stored().restores == self.restores
 
@@ -340,7 +352,7 @@ POOL: tuple[Any, ...] = (
     7,
 )
 names = st.sampled_from(NAMES)
-ids = st.sampled_from(("", "call_0", LONG_ID, "fresh"))
+ids = st.sampled_from(("", "call_0", "long", "fresh"))
 words = st.sampled_from(("fine", "3 timeouts, all in shard 7", "one\n> two"))
 seeds = st.integers(0, 1_000)
 
@@ -359,7 +371,7 @@ class Growing(RuleBasedStateMachine):
 
     def _id(self, id: str) -> str:
         self.world.fresh_ids += 1
-        return f"call_{self.world.fresh_ids}" if id == "fresh" else id
+        return {"fresh": f"call_{self.world.fresh_ids}", "long": LONG_ID}.get(id, id)
 
     def _content(self, kind: str, seed: int) -> Any:
         """A content from the pool, or one that imitates what this session has shown or will show."""
@@ -383,10 +395,14 @@ class Growing(RuleBasedStateMachine):
     def _results(self, drawn: list[tuple[str, str, int]]) -> list[tuple[str, Any]]:
         return [(self._id(id), self._content(kind, seed)) for id, kind, seed in drawn]
 
-    def _target(self, seed: int) -> int:
-        """Mostly a result that can be archived or restored, else any number, the next one included."""
-        told = [number for number, record in self.world.records.items() if not record.own]
-        return 1 + seed % (self.world.last + 1) if seed % 5 == 0 or not told else told[seed % len(told)]
+    def _target(self, seed: int, *, archived: bool) -> int:
+        """Mostly a result that can be archived, or was; else any number, the next one included."""
+        fit = [
+            number
+            for number, record in self.world.records.items()
+            if not record.own and (record.words is not None) is archived and record.content != ""
+        ]
+        return 1 + seed % (self.world.last + 1) if seed % 7 == 0 or not fit else fit[seed % len(fit)]
 
     results = st.lists(
         st.tuples(ids, st.sampled_from(("pool", "pool", "pool", "label", "next", "note", "again", "shown")), seeds),
@@ -417,18 +433,17 @@ class Growing(RuleBasedStateMachine):
         self.world.say()
         self.world.both(name)
 
-    @rule(name=names)
-    def ask(self, name: Name) -> None:
+    @rule()
+    def ask(self) -> None:
         self.world.messages.append({"role": "user", "content": "and now?"})
 
     @rule(name=names)
     def view(self, name: Name) -> None:
         self.world.view(name)
 
-    @rule(name=names, length=seeds)
-    def view_of_a_stored_view(self, name: Name, length: int) -> None:
-        if self.world.shown:
-            self.world.view(name, deepcopy(self.world.shown[: 1 + length % len(self.world.shown)]))
+    @rule(name=names)
+    def view_of_a_stored_view(self, name: Name) -> None:
+        self.world.view(name, deepcopy(self.world.shown))
 
     @rule(name=names)
     def view_of_a_copied_list(self, name: Name) -> None:
@@ -438,14 +453,14 @@ class Growing(RuleBasedStateMachine):
     @precondition(lambda self: self.world.records)
     @rule(name=names, chosen=st.lists(st.tuples(seeds, words), min_size=1, max_size=2))
     def archive(self, name: Name, chosen: list[tuple[int, str]]) -> None:
-        self.world.archive(name, {f"r{self._target(seed)}": note for seed, note in chosen})
+        self.world.archive(name, {f"r{self._target(seed, archived=False)}": note for seed, note in chosen})
 
     @precondition(lambda self: self.world.records)
     @rule(name=names, chosen=st.lists(st.tuples(seeds, words), min_size=1, max_size=2), id=ids, drawn=results)
     def archive_call(
         self, name: Name, chosen: list[tuple[int, str]], id: str, drawn: list[tuple[str, str, int]]
     ) -> None:
-        batch = {f"r{self._target(seed)}": note for seed, note in chosen}
+        batch = {f"r{self._target(seed, archived=False)}": note for seed, note in chosen}
         arguments = {"batch": [{"id": result_id, "note": note} for result_id, note in batch.items()]}
         self.world.ours(name, "archive_evidence", arguments, self._id(id), self._results(drawn))
         self.world.both(name)
@@ -453,7 +468,7 @@ class Growing(RuleBasedStateMachine):
     @precondition(lambda self: self.world.records)
     @rule(name=names, seed=seeds, id=ids, drawn=results)
     def restore_call(self, name: Name, seed: int, id: str, drawn: list[tuple[str, str, int]]) -> None:
-        arguments = {"id": f"r{self._target(seed)}"}
+        arguments = {"id": f"r{self._target(seed, archived=True)}"}
         self.world.ours(name, "restore_evidence", arguments, self._id(id), self._results(drawn))
         self.world.both(name)
 
@@ -467,7 +482,9 @@ class Growing(RuleBasedStateMachine):
 
     @rule(seed=seeds)
     def rewrite_a_message(self, seed: int) -> None:
-        others = [message for message in self.world.messages if "tool_calls" not in message and "user" in message["role"]]
+        others = [
+            message for message in self.world.messages if "tool_calls" not in message and "user" in message["role"]
+        ]
         others[seed % len(others)]["content"] = f"go on {seed}"
 
     def teardown(self) -> None:
@@ -482,6 +499,11 @@ class Changing(Growing):
         del self.world.messages[1 : 1 + seed % len(self.world.messages)]
         self.world.only_grew = False
         self.world.both(name)
+
+    @rule(name=names, seed=seeds)
+    def view_of_the_beginning_of_a_stored_view(self, name: Name, seed: int) -> None:
+        self.world.only_grew = False
+        self.world.view(name, deepcopy(self.world.shown[: seed % (len(self.world.shown) + 1)]))
 
     @rule(name=names, seed=seeds)
     def cut_back(self, name: Name, seed: int) -> None:
@@ -541,4 +563,199 @@ def test_in_any_conversation_what_is_shown_is_what_was_said_or_the_note_of_what_
 def test_in_any_conversation_however_long(
     machine: type[Growing], shared_desk: Desk, archives: dict[Name, Archive]
 ) -> None:
-    run(machine, shared_desk, archives, 1_000, 60)
+    run(machine, shared_desk, archives, 400, 60)
+
+
+# --- must-fail controls: what the same checks catch -------------------------------------------------------------
+
+
+@pytest.fixture
+def world(shared_desk: Desk, archives: dict[Name, Archive], request: pytest.FixtureRequest) -> World:
+    return World(shared_desk, archives, request.node.name)
+
+
+def a_label_repeated_under_another_call_id(world: World) -> None:
+    world.turn(("c1", TEXT))
+    world.both("A")
+    del world.messages[1:]
+    world.only_grew = False
+    world.turn(("c2", world.labelled(1, TEXT)))
+    world.both("A")
+
+
+def a_call_id_used_for_another_result(world: World) -> None:
+    world.turn(("call_0", TEXT))
+    world.both("A")
+    del world.messages[1:]
+    world.only_grew = False
+    world.turn(("call_0", "alpha line of a log\n" * 4))
+    world.both("A")
+
+
+def two_processes_that_meet_a_result_at_once(world: World) -> None:
+    world.turn(("c1", TEXT))
+    world.race("A")
+
+
+def an_equal_result_after_an_archived_one_is_gone(world: World) -> None:
+    world.turn(("call_0", TEXT))
+    world.both("A")
+    world.say()
+    world.both("A")
+    assert world.archive("A", {"r1": "fine"})
+    del world.messages[1:]
+    world.only_grew = False
+    world.turn(("call_0", TEXT))
+    world.both("B")
+
+
+def by_the_shape_of_the_text(patch: pytest.MonkeyPatch) -> None:
+    match = Timeline.match
+
+    def naive(self: Timeline, *known: Any) -> list[Place]:
+        for place in self.bare():
+            shape = (
+                re.match(r"\[evidence r(\d+) tag=\w+\]\n", place.content) if isinstance(place.content, str) else None
+            )
+            if shape and int(shape[1]) not in self.by_number:
+                self.give(place, int(shape[1]), LABELLED)
+        self.settle()
+        return match(self, *known)
+
+    patch.setattr(Timeline, "match", naive)
+
+
+def by_the_call_id_alone(patch: pytest.MonkeyPatch) -> None:
+    def naive(self: RecordIndex, call_id: bytes, tag: bytes) -> list[tuple[int, str]]:
+        forms = [found for (id, _), found in self._forms.items() if id == call_id]
+        return sorted(item for found in forms for item in found.items())
+
+    patch.setattr(RecordIndex, "find", naive)
+
+
+def without_looking_again_under_the_lock(patch: pytest.MonkeyPatch) -> None:
+    def naive(self: Records, unknown: list[Place]) -> None:
+        if not unknown:
+            return
+        new = []
+        with self.vault.store.writing(1_000, audited=False) as writer:
+            row = self.session_under_lock(writer)
+            row.version += 1
+            for place in unknown:
+                new.append(self._new_row(row, place, self._measured(place)))
+                row.next_number += 1
+            writer.insert_results(new)
+            writer.update_session(row)
+        for place, record in zip(unknown, new, strict=True):
+            self.timeline.give(place, record.number)
+        self.timeline.settle()
+        self.absorb(new)
+        self.row = row
+
+    patch.setattr(Records, "register", naive)
+
+
+def without_the_rule_of_the_live_turn(patch: pytest.MonkeyPatch) -> None:
+    match = Timeline.match
+    patch.setattr(Timeline, "match", lambda self, index, _, tag_of: match(self, index, lambda number: False, tag_of))
+
+
+CONTROLS = [
+    (a_label_repeated_under_another_call_id, by_the_shape_of_the_text),
+    (a_call_id_used_for_another_result, by_the_call_id_alone),
+    (two_processes_that_meet_a_result_at_once, without_looking_again_under_the_lock),
+    (an_equal_result_after_an_archived_one_is_gone, without_the_rule_of_the_live_turn),
+]
+
+
+@pytest.mark.parametrize(("scene", "naive"), CONTROLS, ids=lambda it: it.__name__)
+def test_the_checks_catch_a_naive_matcher_and_only_that(
+    world: World, scene: Any, naive: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene(world)
+    world.over()
+    with monkeypatch.context() as patch:
+        naive(patch)
+        with pytest.raises(AssertionError):
+            scene(World(world.desk, world.archives, f"{world.id} naive"))
+
+
+# --- scenes that any history may hold ---------------------------------------------------------------------------
+
+
+def test_an_orphan_that_equals_a_proper_result_is_left_alone_in_every_process(world: World) -> None:
+    world.messages.append(answer("", TEXT))
+    world.turn(("", TEXT))
+    world.both("A")
+    assert world.kept == [None, None, None, 1]
+
+
+def test_a_field_added_to_a_labelled_result_in_place_is_in_the_next_view(world: World) -> None:
+    world.turn(("c1", TEXT))
+    world.both("A")
+    world.messages[2]["cache_control"] = {"type": "ephemeral"}
+    assert world.view("A")[2]["cache_control"] == {"type": "ephemeral"}
+
+
+def test_a_view_comes_back_as_it_is_though_an_older_result_foresaw_its_label(world: World) -> None:
+    world.turn(("c1", world.labelled(2, TEXT)))
+    world.turn(("c1", TEXT))
+    world.both("A")
+    del world.messages[1:3]
+    world.only_grew = False
+    world.view("A")
+
+
+def test_a_restore_of_what_another_process_archived_is_audited(world: World) -> None:
+    world.turn(("c1", TEXT))
+    world.both("A")
+    world.say()
+    world.both("A")
+    assert world.archive("A", {"r1": "fine"})
+    granted = world.restores
+    world.restore("B", 1)
+    assert world.stored().restores == granted + 1
+
+
+def test_what_a_program_does_with_a_restored_live_result_changes_no_later_restore(world: World) -> None:
+    world.turn(("c1", [{"type": "text", "text": TEXT}]))
+    session = world.sessions["A"]
+    world.view("A")
+    session.restore("r1").content[0]["text"] = "changed"
+    assert session.restore("r1").content == [{"type": "text", "text": TEXT}]
+
+
+STRICT = (
+    POLICY
+    + """
+[[archive]]
+id = "basis"
+tools = ["prescription.*"]
+sensitivity = ["signed"]
+effect = "never"
+reason = "it stays"
+"""
+)
+
+
+def test_the_tool_that_was_called_protects_its_result_under_whatever_record_it_is_known(shared_desk: Desk) -> None:
+    policy = Policy.loads(STRICT.replace('sensitivity = ["signed"]\n', ""))
+    with shared_desk.open(policy=policy, counter=Words()) as archive:
+        session = archive.session("protected by call", Principal("north-clinic", "triage-agent"))
+        read = [asks(("", "prescription.read", "{}")), answer("", TEXT), {"role": "assistant", "content": "read"}]
+        session.view([asks(("", "logs.search", "{}")), answer("", TEXT), *read])
+        session.view(read)
+        for result_id in ("r1", "r2"):
+            with pytest.raises(BatchRejectedError):
+                session.archive([(result_id, "fine")])
+
+
+def test_a_label_set_before_the_first_view_protects_the_result_it_was_set_on(shared_desk: Desk) -> None:
+    policy = Policy.loads(STRICT.replace('tools = ["prescription.*"]\n', ""))
+    with shared_desk.open(policy=policy, counter=Words()) as archive:
+        session = archive.session("protected by label", Principal("north-clinic", "triage-agent"))
+        messages = [asks(("", "a", "{}"), ("", "b", "{}")), answer("", TEXT), answer("", TEXT)]
+        session.label(messages[2], sensitivity="signed")
+        session.view([*messages, {"role": "assistant", "content": "read"}])
+        with pytest.raises(BatchRejectedError):
+            session.archive([("r2", "fine")])

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from doubles import AWAY, UNAUDITED, UNCOMMITTED, UNWRITABLE, arguments, batch_of, opened, policy_of, rows
+from doubles import AWAY, UNAUDITED, UNCOMMITTED, UNWRITABLE, batch_of, opened, policy_of, rows
 from hostile import hostile_ids, hostile_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,7 +96,11 @@ def test_a_call_may_be_an_sdk_object_and_its_arguments_an_object(session, talk):
         call_of("archive_evidence", batch_of(("r1", "n")), "call_sdk")
     )
     answer = session.answer(sdk)
-    assert (answer["role"], answer["tool_call_id"], answer["content"][:17]) == ("tool", "call_sdk", "Archived 1 result")
+    assert (answer["role"], answer["tool_call_id"], answer["content"][:17]) == (
+        "tool",
+        "call_sdk",
+        "Archived 1 result",
+    )
     plain = call_of("archive_evidence", {"batch": [{"id": "r2", "note": "n"}]})
     assert session.answer(plain)["content"].startswith("Archived 1 result")
     assert session.stats().batches == 2
@@ -104,8 +108,8 @@ def test_a_call_may_be_an_sdk_object_and_its_arguments_an_object(session, talk):
 
 def test_a_batch_of_one_may_be_a_single_object(session, talk):
     read(session, talk, LONG, LONG + "!")
-    for given in ({"batch": {"id": "r1", "note": "n"}}, {"id": "r2", "note": "n"}):
-        assert session.answer(call_of("archive_evidence", json.dumps(given)))["content"].startswith("Archived 1")
+    for one in ({"batch": {"id": "r1", "note": "n"}}, {"id": "r2", "note": "n"}):
+        assert session.answer(call_of("archive_evidence", json.dumps(one)))["content"].startswith("Archived 1")
 
 
 # --- malformed --------------------------------------------------------------------------------------------------
@@ -168,16 +172,18 @@ def test_a_message_about_malformed_arguments_shows_arguments_that_can_be_used(se
     lines = session.answer(call_of(name, "{"))["content"].split("\n")
     assert len(lines) == 2
     example = json.loads(lines[1].removeprefix("Example of arguments: "))
-    assert set(example) == ({"batch"} if name == "archive_evidence" else {
-        "id", "lines", "pattern", "context_lines", "pointer", "reason"
-    })
+    assert set(example) == (
+        {"batch"} if name == "archive_evidence" else {"id", "lines", "pattern", "context_lines", "pointer", "reason"}
+    )
 
 
 _ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | hostile_text() | st.sampled_from(("r1", "r2", "1-2")),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(("batch", "id", "note", "lines", "pattern", "context_lines", "pointer", "reason")), inner
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(("batch", "id", "note", "lines", "pattern", "context_lines", "pointer", "reason")), inner
+        )
     ),
     max_leaves=8,
 )
@@ -228,7 +234,7 @@ def test_every_failure_becomes_a_message_that_says_that_nothing_was_archived(
     assert shown[: len(before)] == before
     archive.flaky.fault = None
     assert session.view(talk.messages)[: len(before)] == before
-    assert [row for row in rows(desk.database, "results", "state = 'archived'")] == []
+    assert rows(desk.database, "results", "state = 'archived'") == []
 
 
 def test_without_a_failure_the_same_call_archives(desk, session, talk):
@@ -237,11 +243,13 @@ def test_without_a_failure_the_same_call_archives(desk, session, talk):
     assert len(rows(desk.database, "originals")) == 1
 
 
-def test_answers_given_while_the_store_was_away_are_never_evidence_in_any_process(desk, archive, session, owner, talk):
+def test_answers_given_while_the_store_was_away_are_never_evidence_in_any_process(
+    desk, archive, session, owner, talk
+):
     read(session, talk, LONG)
     archive.flaky.fault = AWAY
-    for name, given in (("archive_evidence", batch_of(("r1", "n" * 900))), ("restore_evidence", '{"id": "r1"}')):
-        talk.ours(session, name, given)
+    for name, sent in (("archive_evidence", batch_of(("r1", "n" * 900))), ("restore_evidence", '{"id": "r1"}')):
+        talk.ours(session, name, sent)
         session.view(talk.messages)
     archive.flaky.fault = None
     talk.say()

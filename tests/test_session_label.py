@@ -161,6 +161,19 @@ def test_what_another_process_labelled_counts_for_the_next_batch(desk, session, 
     assert "consent" in refused.value.targets[0].reason
 
 
+def test_labels_of_two_processes_at_once_add_up(desk, archive, session, owner, talk):
+    talk.tool(LONG)
+    talk.say()
+    session.view(talk.messages)
+    with opened(desk, policy=policy_of(RULES)) as other:
+        rival = other.session("case", owner)
+        archive.flaky.before_write = lambda: rival.label("r1", sensitivity="signed")
+        session.label("r1", sensitivity="clinical", kind="report")
+    row = session._records.rows[1]
+    assert (row.sensitivity, row.kind) == ("clinical\nsigned", "report")
+    assert protected_by(session) == "signed"
+
+
 # --- only stricter ----------------------------------------------------------------------------------------------
 
 
@@ -253,7 +266,7 @@ def test_a_label_on_nothing_is_refused(session, talk):
         with pytest.raises(FormatError):
             session.label(message, **bad)
     with pytest.raises(FormatError, match="time zone"):
-        session.label(message, observed_at=datetime(2026, 11, 30))  # noqa: DTZ001
+        session.label(message, observed_at=datetime(2026, 11, 30))
     with pytest.raises(FormatError):
         session.label("R1", sensitivity="signed")
     assert protected_by(session) is None

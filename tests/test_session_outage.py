@@ -9,6 +9,7 @@ from doubles import AWAY, UNAUDITED, UNWRITABLE, batch_of, opened, policy_of, ro
 from evidence_archive import (
     BatchRejectedError,
     KeyNotFoundError,
+    NotAvailableError,
     SealBrokenError,
     StoreBusyError,
     StoreUnavailableError,
@@ -238,8 +239,41 @@ def test_a_suspension_is_logged(archive, session, talk, caplog):
     archive.flaky.fault = UNWRITABLE
     for _ in range(3):
         reason_of(session, ("r2", "n"))
-    assert [record.why for record in caplog.records if record.getMessage() == "evidence_archive.suspended"] == ["store"]
+    assert [record.why for record in caplog.records if record.getMessage() == "evidence_archive.suspended"] == [
+        "store"
+    ]
     assert "worker 7" not in caplog.text
+
+
+def test_every_event_can_be_written_to_the_standard_log(desk, archive, session, owner, talk, caplog):
+    caplog.set_level("DEBUG")
+    talk.messages.append({"role": "tool", "tool_call_id": "nobody", "content": LONG})
+    half_archived(session, talk)
+    reason_of(session, ("r9", "n"))
+    session.restore("r1")
+    with pytest.raises(NotAvailableError):
+        archive.restore("case", "r9", principal=owner)
+    session.answer(talk.call("restore_evidence", "{"))
+    archive.flaky.fault = AWAY
+    for _ in range(3):
+        session.view(talk.messages)
+        session.answer(talk.call("restore_evidence", "{"))
+    archive.flaky.fault = None
+    execute(desk, "UPDATE originals SET envelope = zeroblob(900)")
+    with pytest.raises(SealBrokenError):
+        session.restore("r1")
+    events = {record.getMessage().removeprefix("evidence_archive.") for record in caplog.records}
+    assert events >= {
+        "passed_through",
+        "archived",
+        "rejected",
+        "restored",
+        "denied",
+        "trouble",
+        "not_recorded",
+        "suspended",
+    }
+    assert "worker 7" not in caplog.text + repr([vars(record) for record in caplog.records])
 
 
 # --- suspended for good -----------------------------------------------------------------------------------------
@@ -292,9 +326,7 @@ def test_a_broken_audit_log_suspends_archiving_and_releases_nothing(desk, sessio
     assert "integrity" in row  # written although it could not be audited
 
 
-def test_a_suspension_that_could_not_be_written_counts_here_and_is_written_later(
-    desk, archive, session, owner, talk
-):
+def test_a_suspension_that_could_not_be_written_counts_here_and_is_written_later(desk, archive, session, owner, talk):
     half_archived(session, talk)
     archive.flaky.fault, archive.flaky.error = UNWRITABLE, SealBrokenError("read back other bytes")
     assert reason_of(session, ("r2", "n")) == "suspended"
@@ -308,6 +340,20 @@ def test_a_suspension_that_could_not_be_written_counts_here_and_is_written_later
     assert reason_of(session, ("r2", "n")) == "suspended"
     archive.resume("case", principal=owner)
     assert session.archive([("r2", "n")]).result_ids == ("r2",)
+
+
+def test_damage_that_a_program_s_restore_meets_suspends_even_when_nothing_can_be_written(
+    desk, archive, session, talk
+):
+    half_archived(session, talk)
+    execute(desk, "UPDATE originals SET envelope = zeroblob(900)")
+    archive.flaky.fault = UNWRITABLE
+    with pytest.raises(SealBrokenError):
+        session.restore("r1")
+    assert session.stats().suspended == "integrity"
+    archive.flaky.fault = None
+    assert reason_of(session, ("r2", "n")) == "suspended"
+    assert "integrity" in rows(desk.database, "sessions")[0]
 
 
 def test_an_audit_entry_that_fails_for_want_of_the_store_is_no_integrity_trouble(archive, session, talk):

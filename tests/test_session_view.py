@@ -385,6 +385,27 @@ def test_what_another_process_archived_is_seen_by_the_next_view(desk, session, o
     assert session.view(talk.messages)[2]["content"].endswith("> archived elsewhere")
 
 
+@pytest.mark.parametrize("order", ["same", "reverse", "other"])
+def test_two_processes_that_meet_results_at_once_give_each_one_id(desk, archive, session, owner, talk, order):
+    for number in range(3):
+        talk.tool(f"{number} {LONG}", call_id="call_0")
+    theirs = list(talk.messages)
+    if order == "reverse":
+        theirs[1:] = theirs[5:7] + theirs[3:5] + theirs[1:3]
+    if order == "other":
+        theirs[6] = {**theirs[6], "content": f"theirs {LONG}"}
+    with opened(desk) as other:
+        rival = other.session("case", owner)
+        shown = []
+        archive.flaky.before_write = lambda: shown.append(rival.view(theirs))
+        view = session.view(talk.messages)
+        assert session.view(theirs) == shown[0] == rival.view(theirs)
+        assert rival.view(talk.messages) == view
+    ids = [message["content"].split(" ")[1] for message in view[2::2]]
+    assert sorted(ids) == (["r1", "r2", "r4"] if order == "other" else ["r1", "r2", "r3"])
+    assert len(rows(desk.database, "results")) == (4 if order == "other" else 3)
+
+
 _ELSEWHERE = """
 import json, sys
 from evidence_archive import Archive, Principal
@@ -426,6 +447,25 @@ def test_a_note_is_the_same_whatever_counts_tokens_in_the_process_that_shows_it(
     here = session.view(talk.messages)
     with opened(desk, counter=Estimate()) as other:
         assert other.session("case", owner).view(talk.messages) == here
+
+
+def test_the_window_is_counted_as_the_model_gets_it(session, talk):
+    assert session.stats().window_tokens == 0
+    talk.tool(LONG)
+    talk.say()
+    for _ in range(2):
+        view = session.view(talk.messages)
+        texts = [text for message in view for text in session._records.dialect.message_texts(message)]
+        assert session.stats().window_tokens == 4 * len(view) + sum(map(Characters().count, texts))
+    before = session.stats()
+    saved = session.archive([("r1", "all quiet")]).tokens_saved
+    assert session.stats().window_tokens == before.window_tokens  # the newest view, which was before
+    session.view(talk.messages)
+    label = Characters().count(f"{label_of(session, 'r1')}\n{LONG}") - Characters().count(LONG)
+    assert session.stats().window_tokens == before.window_tokens - saved - label
+    after = session.stats()
+    assert (after.requests, after.results, after.archived, after.batches) == (3, 1, 1, 1)
+    assert after.tokens_saved == saved
 
 
 # --- threads ----------------------------------------------------------------------------------------------------

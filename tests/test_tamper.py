@@ -665,6 +665,24 @@ def test_an_older_copy_of_everything_is_not_found_yet(world: World) -> None:
     assert use(desk, world, "audit") == "as it was", "SECURITY.md says that this is not found without an anchor"
 
 
+def test_an_older_row_put_back_with_its_seal_is_not_found_yet(world: World) -> None:
+    desk = world.copy()
+    scope = scopes(desk)[NORTH.org, "case"]
+    key = (NORTH.org, scope)
+    with closing(sqlite3.connect(desk.database)) as straight:
+        older = straight.execute(f"SELECT * FROM results {WHERE} AND number = 1", key).fetchone()
+    with opened(desk) as archive:
+        session = archive.session("case", NORTH)
+        session.label("r1", sensitivity="signed")
+        assert session.restore("r1").provenance.sensitivity == ("signed",)
+    with closing(sqlite3.connect(desk.database, isolation_level=None)) as straight:
+        straight.execute(f"REPLACE INTO results VALUES ({', '.join('?' * len(older))})", older)
+    assert use(desk, world, "restore") == "as it was", "SECURITY.md says that the label is gone and nobody notices"
+    with opened(desk) as archive:
+        report = archive.audit(principal=NORTH)
+        assert "label.set" in [entry.event for entry in report.entries], "only the log still tells of it"
+
+
 # --- must-fail controls -----------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
-"""One org's keys, log and read path: keys are told apart from damage, and nothing is released before the log has it."""
+"""One org's keys, log and read path: keys are told apart from damage, and the log has it before anybody else."""
 
+import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -8,11 +9,11 @@ from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
-from test_access_path import SpyKeys
+from test_access_path import SpyKeys, restore_call
 
 from evidence_archive import Archive, KeyNotFoundError, KeyringError, NotAvailableError, Principal, WrongKeyError
 from evidence_archive.clock import SystemClock
-from evidence_archive.errors import SealBrokenError, StoreBusyError, StoreError, StoreUnavailableError
+from evidence_archive.errors import FormatError, SealBrokenError, StoreBusyError, StoreError, StoreUnavailableError
 from evidence_archive.keys import EnvironmentKeys, FileKeys, new_keys
 from evidence_archive.policy import Policy
 from evidence_archive.ports import OrgRow
@@ -324,8 +325,6 @@ def test_every_grant_and_denial_is_in_the_log_with_its_place_and_its_policy(desk
 
 
 def test_a_copy_whose_origin_was_removed_is_damage_and_not_unknown(desk: Desk) -> None:
-    from test_access_path import restore_call
-
     with desk.open() as archive:
         session, talk = archive.session("case", OWNER), Conversation()
         talk.tool(CONTENT)
@@ -344,6 +343,24 @@ def test_a_copy_whose_origin_was_removed_is_damage_and_not_unknown(desk: Desk) -
             archive.restore("case", "r2", principal=OWNER)
         with pytest.raises(SealBrokenError, match="2 results of this session 1 are there"):
             archive.results("case", principal=OWNER)
+
+
+def test_a_copy_of_a_part_gives_that_part_and_no_other(desk: Desk) -> None:
+    with desk.open() as archive:
+        session, talk = archive.session("case", OWNER), Conversation()
+        talk.tool("".join(f"line {number} of a made-up finding\n" for number in range(1, 101)))
+        talk.say()
+        session.view(talk.messages)
+        session.archive([("r1", "a note")])
+        asked = {**json.loads(restore_call("r1")), "lines": "2-40"}
+        talk.ours(session, "restore_evidence", json.dumps(asked))
+        talk.say()
+        session.view(talk.messages)
+        session.archive([("r2", "a copy of a part")])
+        part = archive.restore("case", "r1", principal=OWNER, lines="2-40").content
+        assert archive.restore("case", "r2", principal=OWNER).content == part
+        with pytest.raises(FormatError, match="ask r1 itself"):
+            archive.restore("case", "r2", principal=OWNER, lines="1-2")
 
 
 def test_a_database_and_its_keys_moved_together_open_elsewhere(desk: Desk) -> None:

@@ -51,7 +51,14 @@ def journal_rules(version: tuple[int, int, int]) -> tuple[str, int]:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn whatever the driver raises into an error of ours, without its text."""
+    """Turn whatever the driver raises into an error of ours, without its text.
+
+    Raises:
+        StoreBusyError: the database is locked for longer than the caller may wait.
+        StoreUnavailableError: file, disk or permissions are not as they should be.
+        SealBrokenError: a stored text is not text.
+        StoreError: anything else the database refused.
+    """
     try:
         yield
     except (DBAPIError, sqlite3.Error) as error:
@@ -174,6 +181,11 @@ class SqliteEngine:
 
         It is the driver's, out of SQLAlchemy's pool: statements are written with SQLAlchemy, but what its execution
         layer adds to each would cost more than SQLite itself.
+
+        Raises:
+            MisuseError: the archive was opened in another process.
+            StoreBusyError: it waited that long for a connection, or for a lock.
+            StoreUnavailableError: the file is gone, was replaced, or cannot be used.
         """
         if os.getpid() != self._pid:
             raise MisuseError("This archive was opened in another process: open it again after fork.")

@@ -222,7 +222,11 @@ class SqlReader:
         )
 
     def envelope(self, original_id: bytes) -> bytes | None:
-        """The stored envelope."""
+        """The stored envelope.
+
+        Raises:
+            SealBrokenError: it is not even bytes.
+        """
         row = self._one(_SELECT_ENVELOPE, original_id)
         if row is None:
             return None
@@ -239,14 +243,22 @@ class SqlReader:
         return None if row is None else _BATCH.opened(self._row_key, row)
 
     def head(self) -> HeadRow:
-        """The head of the audit log."""
+        """The head of the audit log.
+
+        Raises:
+            AuditBrokenError: it is gone.
+        """
         row = self._one(_SELECT_HEAD)
         if row is None:
             raise AuditBrokenError("The audit log of this org has no head: it was removed outside this library.")
         return _HEAD.opened(self._row_key, row)
 
     def leaves(self, start: int, count: int) -> list[tuple[int, bytes]]:
-        """Up to ``count`` leaves from sequence number ``start``, as ``(seq, leaf)``."""
+        """Up to ``count`` leaves from sequence number ``start``, as ``(seq, leaf)``.
+
+        Raises:
+            AuditBrokenError: one is not even bytes.
+        """
         rows = self._all(_SELECT_LEAVES, start, count)
         for seq, leaf in rows:
             if type(leaf) is not bytes:
@@ -302,7 +314,11 @@ class SqlWriter(SqlReader):
         self._update(_RESULT, rows)
 
     def insert_originals(self, originals: Sequence[StoredOriginal]) -> None:
-        """Envelopes, read back and compared before this returns."""
+        """Envelopes, read back and compared before this returns.
+
+        Raises:
+            SealBrokenError: what was read back is not what was written.
+        """
         self._many(_INSERT_ORIGINAL, [(self._org, one.original_id, one.envelope) for one in originals])
         for at in range(0, len(originals), _READ_BACK_ROWS):
             written = {one.original_id: one.envelope for one in originals[at : at + _READ_BACK_ROWS]}
@@ -322,7 +338,11 @@ class SqlWriter(SqlReader):
         self._insert(_BATCH, [row])
 
     def append(self, leaves: Iterable[Callable[[int], bytes]], policy_digest: str | None = None) -> None:
-        """Audit leaves, each built from the sequence number it gets; the head moves with them."""
+        """Audit leaves, each built from the sequence number it gets; the head moves with them.
+
+        Raises:
+            StoreError: the transaction did not lock the log.
+        """
         head = self._head
         if head is None:
             raise StoreError("This transaction did not lock the audit log.")
@@ -398,7 +418,12 @@ class SqlStore:
         return _ORG.unchecked(row)
 
     def create_org(self, row: OrgRow, row_key: bytes, leaves: Sequence[Callable[[int], bytes]]) -> OrgRow:
-        """The org's row, created exclusively with its log's first leaves: the loser of a race gets the winner's."""
+        """The org's row, created exclusively with its log's first leaves: the loser of a race gets the winner's.
+
+        Raises:
+            SealBrokenError: the org was there, and its row was removed.
+            StoreError: the row vanished meanwhile.
+        """
         with self._engine.writing(self._wait_ms) as connection:
             head = HeadRow(0, b"", NO_LEAF, None)
             writer = SqlWriter(self._engine, connection, row.org, row_key, head)
@@ -414,7 +439,11 @@ class SqlStore:
         return winner
 
     def scoped(self, row: OrgRow, row_key: bytes) -> SqlOrgStore:
-        """The store as this org sees it, once the org's own row carries a valid seal."""
+        """The store as this org sees it, once the org's own row carries a valid seal.
+
+        Raises:
+            SealBrokenError: it does not.
+        """
         with self._engine.connection(self._wait_ms) as connection:
             stored = SqlReader(self._engine, connection, row.org, row_key)._one(_SELECT_ORG)
         if stored is None or _ORG.opened(row_key, stored) != row:
