@@ -146,6 +146,7 @@ __all__ = [
     "__version__",
 ]
 
+
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is not None:

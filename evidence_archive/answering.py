@@ -18,7 +18,7 @@ from evidence_archive.model import Content, Restored, Target, ToolCall, format_r
 from evidence_archive.ports import ResultRow, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.records import Records, text_of
-from evidence_archive.vault import Found, Opened, facts_of, part_of, selected
+from evidence_archive.vault import Found, Opened, facts_of, part_of
 
 __all__ = ["Answering"]
 
@@ -150,7 +150,7 @@ class Answering:
             also=self._records.also(call, not_available, "error"),
         )
         opened = vault.opened(self._records.principal, found)
-        selector = selected(found.row, selector)
+        selector = vault.selected(found, selector)
         part = part_of(opened, selector, self._records.dialect, self._records.limits.pattern_matches_max)
         origin, number = found.origin, found.row.number
         tokens = self._records.tokens_of(part.content)
@@ -175,13 +175,12 @@ class Answering:
             boundary=notes.boundary(plain or str(part.content), vault.around.entropy),
         )
         content = self._records.dialect.fenced(head, part.content, foot)
-        canonical = selector.canonical()
 
         def copied(writer: Writer, session: SessionRow) -> None:
             session.version += 1
             row = self._records.own_row(session, call, content, "copy", origin)
             row.origin = origin.number
-            row.part = None if canonical is None else canonical.encode()
+            row.part = vault.close_part(self._records.keys, row.number, selector)
             writer.insert_results([row])
 
         vault.granted(self._records.principal, found, part=selector.kind, reason=reason, also=copied)

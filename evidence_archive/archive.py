@@ -26,7 +26,6 @@ from evidence_archive.vault import (
     facts_of,
     open_vault,
     part_of,
-    selected,
 )
 
 if TYPE_CHECKING:
@@ -131,13 +130,13 @@ class Archive:
                 vault.closed = True
             self._around.store.close()
 
-    def _vault(self, org: str) -> Vault:
+    def _vault(self, org: str, *, create: bool = True) -> Vault:
         with self._lock:
             if self._closed:
                 raise MisuseError("This archive was closed: open it again.")
             vault = self._vaults.get(org)
             if vault is None:
-                vault = self._vaults[org] = open_vault(self._around, org)
+                vault = self._vaults[org] = open_vault(self._around, org, create=create)
             return vault
 
     # --- sessions -------------------------------------------------------------------------------------------------
@@ -202,7 +201,7 @@ class Archive:
         opened = vault.opened(principal, found)
         restored = part_of(
             opened,
-            selected(found.row, selector),
+            vault.selected(found, selector),
             dialect_named(found.session.dialect),
             self.policy.limits.pattern_matches_max,
         )
@@ -223,7 +222,7 @@ class Archive:
             KeyringError, StoreError, IntegrityError: keys, store or stored bytes are not as they should be.
             MisuseError: the archive was closed, or opened in another process.
         """
-        vault = self._vault(principal.org)
+        vault = self._vault(principal.org, create=False)
         told: list[ResultInfo] = []
         with vault.store.reading(vault.store_wait_ms) as reader:
             session = reader.session(asked_session(session_id))
@@ -269,10 +268,11 @@ class Archive:
             start: sequence number of the first entry to return, from 0; all are rehashed.
 
         Raises:
+            NotAvailableError: there is no such org here.
             KeyringError, StoreError, IntegrityError: keys, store or stored bytes are not as they should be.
             MisuseError: the archive was closed, or opened in another process.
         """
-        return self._vault(principal.org).audit_report(start)
+        return self._vault(principal.org, create=False).audit_report(start)
 
     def resume(self, session_id: str, *, principal: Principal) -> None:
         """Lift a suspension that stored bytes caused, once the operator has looked into it.
@@ -286,7 +286,7 @@ class Archive:
             StoreError, IntegrityError: the store cannot be written, or is still not as it should be.
             MisuseError: the archive was closed, or opened in another process.
         """
-        self._vault(principal.org).resume(principal, session_id)
+        self._vault(principal.org, create=False).resume(principal, session_id)
 
 
 def _opened_session(

@@ -31,7 +31,7 @@ from evidence_archive.model import (
 )
 from evidence_archive.ports import BatchRow, ResultRow, StoredOriginal
 from evidence_archive.proof import leaf as audit
-from evidence_archive.records import TOOL_NAME_CHARS_MAX, Records, clone, rendering, text_of
+from evidence_archive.records import TOOL_NAME_CHARS_MAX, Records, bytes_of, clone, rendering, text_of
 from evidence_archive.sealing.envelope import seal_original
 from evidence_archive.sealing.keyring import close_original, request_tag
 
@@ -75,7 +75,18 @@ class Archiving:
         self._records = records
 
     def archive(self, items: tuple[Item, ...], call: ToolCall | None, key: str | None) -> tuple[Receipt, str]:
-        """The one write path: decide, seal, commit; the receipt and its text."""
+        """The one write path: decide, seal, commit; the receipt and its text.
+
+        Args:
+            items: the parsed batch.
+            call: the model's call, or ``None`` for a program's batch.
+            key: a program's idempotency key.
+
+        Raises:
+            BatchRejectedError: NOTHING was archived.
+            FormatError: the key was used with another batch.
+            KeyringError: the keys are not at hand.
+        """
         call_id = None if call is None else canonical_id(call.id)
         tag = request_tag(
             self._records.keys.tag,
@@ -230,6 +241,9 @@ class Archiving:
         row = clone(known)
         live = self._records.vault.policy.live(facts.tools)
         row.state, row.batch_id, row.archived_at_us = "archived", batch_id, now_us
+        also_named = [name for name in facts.tools if name != called]
+        if known.origin is None and len(also_named) == 1:
+            row.result_tool_name = bytes_of(also_named[0][:TOOL_NAME_CHARS_MAX])  # both names count from now on
         row.rendering = rendering(with_tools=self._records.with_tools, estimated=self._records.counter.estimated)
         row.live_ask = None if live is None else live.ask or ""
         blank = known.state == "archived" or content is None or len(words) > self._records.limits.note_chars_max
@@ -246,7 +260,11 @@ class Archiving:
                 own=known.own or ("answer" if called in OUR_TOOLS else None),
                 exact=exact or content is None,
                 text_allowed=len(called) < TOOL_NAME_CHARS_MAX,
-                protected=self._records.protection(known, facts),
+                protected=(
+                    ("names", "it is known under the names of more than two tools")
+                    if known.origin is None and len(also_named) > 1
+                    else self._records.protection(known, facts)
+                ),
                 size_bytes=known.size_bytes,
                 tokens=known.tokens,
                 note_tokens=row.note_tokens,

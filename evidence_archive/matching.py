@@ -276,6 +276,14 @@ class Timeline:
         self.by_number[number] = place
         self.changed.add(place.index)
 
+    def forget_numbers(self) -> None:
+        """No place has a number any more; the list itself is kept."""
+        for place in self.places:
+            place.number, place.form = None, ORIGINAL
+        self.by_number = {}
+        self._unnumbered = list(self.places)
+        self.changed.update(self.by_index)
+
     def settle(self) -> None:
         """Forget the places that were just given numbers from the list of those without."""
         self._unnumbered = [place for place in self._unnumbered if place.number is None]

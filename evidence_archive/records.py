@@ -8,6 +8,7 @@ give two IDs.
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from itertools import takewhile
@@ -123,7 +124,7 @@ class Records:
 
     def tag_at(self, place: Place | None, encoded: Encoded) -> bytes | None:
         """The keyed tag of the original at a place; what matching computed for it is not computed again."""
-        if place is not None and place.form == ORIGINAL:
+        if place is not None and place.form == ORIGINAL and isinstance(place.content, str):
             return place.tag(self.tag)
         return self.tag_of(encoded)
 
@@ -132,7 +133,12 @@ class Records:
         return content_tag(self.keys.tag, sha256(encoded.data).digest(), encoded.encoding)
 
     def refresh(self, wait_ms: int) -> None:
-        """Take over what was committed since; one indexed row when that is nothing."""
+        """Take over what was committed since; one indexed row when that is nothing.
+
+        Raises:
+            SealBrokenError: rows of the session were removed or changed.
+            StoreError: the store cannot be read.
+        """
         with self.vault.store.peeking(wait_ms) as reader:
             row = reader.session(self.id)
         if self._unwritten is not None:
@@ -143,10 +149,24 @@ class Records:
             row = reader.session(self.id)
             if row is None or row.scope_id != self.keys.scope_id:
                 raise SealBrokenError("This session's row is gone: it was removed outside this library.")
-            after = self.row.version if row.version >= self.row.version else -1
-            changed = reader.results(row.scope_id, after)
+            whole = self.row.version < 0 or row.version < self.row.version
+            changed = reader.results(row.scope_id, -1 if whole else self.row.version)
+        if whole:
+            if len(changed) != row.next_number - 1:
+                raise SealBrokenError(
+                    f"Of {row.next_number - 1} results of this session {len(changed)} are there: rows were removed."
+                )
+            self._forget()
         self.absorb(changed)
         self.row = row
+
+    def _forget(self) -> None:
+        """Nothing is known any more: the first look, or a store that was put back to an older state."""
+        self.rows.clear()
+        self.notes.clear()
+        self.reserved.clear()
+        self.index = RecordIndex()
+        self.timeline.forget_numbers()
 
     def absorb(self, rows: Iterable[ResultRow]) -> None:
         """Records as committed; the notes of archived ones are opened here, once."""
@@ -240,7 +260,7 @@ class Records:
         tag = self.tag_of(encoded)
         call = place.call or ToolCall("", "")
         ours = call.name in (notes.ARCHIVE_TOOL, notes.RESTORE_TOOL) or (place.call_id, tag) in self.unrecorded
-        return self.identity_row(
+        row = self.identity_row(
             session,
             call_id=place.call_id,
             content=place.content,
@@ -252,6 +272,16 @@ class Records:
             own="error" if ours else None,
             bare=place.shown_bare,
         )
+        # A label is set on a message before its place is known; of equal results it may have met another one.
+        for number, form in self.index.find(place.call_id, tag):
+            twin = self.rows[number]
+            if form == ORIGINAL and twin.own is None and (twin.sensitivity or twin.kind):
+                facts = LabelFacts(frozenset(filter(None, twin.sensitivity.split("\n"))), twin.kind, None)
+                with suppress(PolicyError):
+                    labelled = self._labelled(row, facts)
+                    if not _loosens(self.vault, row, labelled):
+                        row = labelled
+        return row
 
     def identity_row(
         self,
@@ -311,10 +341,10 @@ class Records:
         return row
 
     def original(self, place: Place) -> Content:
-        """The exact content, whatever form of it the list holds."""
+        """The exact content, whatever form of it the list holds; a copy where it could be changed by who gets it."""
+        content: Content = place.content if isinstance(place.content, str) else deepcopy(place.content)
         if place.form == LABELLED and place.number is not None:
-            return self.dialect.unlabelled(place.content, self.label(place.number))
-        content: Content = place.content
+            return self.dialect.unlabelled(content, self.label(place.number))
         return content
 
     def trouble(self, error: EvidenceArchiveError) -> None:
@@ -389,7 +419,13 @@ class Records:
                 encoded = encode_exact(content)
                 text = None if encoded is None else encoded.data.decode("ascii")
         age_turns = 0 if place is None else self.timeline.turns_after(place.index)
-        return facts_of(self.facts_row(row), age_turns=age_turns, text=text)
+        facts = facts_of(self.facts_row(row), age_turns=age_turns, text=text)
+        if row.own is None and place is not None and place.call is not None:
+            # An equal result of another tool can be known under this record; the stricter decision counts.
+            met = (place.call.name, *([] if place.result_tool is None else [place.result_tool]))
+            if not set(met) <= set(facts.tools):
+                return replace(facts, tools=tuple(dict.fromkeys((*facts.tools, *met))))
+        return facts
 
     def protection(self, row: ResultRow, facts: Facts) -> tuple[str, str] | None:
         """Which rule keeps a result in view, and why."""
@@ -397,7 +433,10 @@ class Records:
         if decision.effect == "never":
             return decision.rule_id, decision.reason
         rows = (row,) if row.origin is None else (row, self.facts_row(row))
-        if not self.vault.may_restore(self.principal, self.row.subject, *rows):
+        owner = self.row.subject
+        if not (
+            self.vault.may(self.principal, owner, facts) and self.vault.may_restore(self.principal, owner, *rows)
+        ):
             return "restore", "this session could not restore it, so it may not set it aside"
         return None
 
@@ -426,7 +465,11 @@ class Records:
     def own_row(
         self, session: SessionRow, call: ToolCall, content: Content, own: str, origin: ResultRow | None = None
     ) -> ResultRow:
-        """The record of an answer of ours, under the session's next number, which it takes."""
+        """The record of an answer of ours, under the session's next number, which it takes.
+
+        Raises:
+            FormatError: the answer does not encode exactly.
+        """
         encoded = encode_exact(content)
         if encoded is None:
             raise FormatError("An answer would not come back equal in type and value, so it is not given.")

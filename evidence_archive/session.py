@@ -39,7 +39,7 @@ from evidence_archive.model import (
 )
 from evidence_archive.ports import ResultRow
 from evidence_archive.records import LabelFacts, Records, text_of
-from evidence_archive.vault import Opened, part_of, selected
+from evidence_archive.vault import Opened, part_of
 
 __all__ = ["Session"]
 
@@ -105,14 +105,25 @@ class Session:
             self._records.timeline.advance(messages)
             try:
                 self._records.refresh(self._records.limits.view_wait_ms_max)
-                self._records.register(self._records.match())
+                unknown = self._records.match()
             except (StoreError, IntegrityError, KeyringError) as error:
                 self._records.trouble(error)
                 self._outage = True
                 self._records.match()  # what is known keeps its label wherever the list holds it now
                 return self._outage_view()
             self._outage = False
-            self._records.failures = 0
+            try:
+                self._records.register(unknown)
+                self._records.failures = 0
+            except (StoreError, KeyringError) as error:
+                # What is archived was read, so its notes hold; only what is new has to do without a label.
+                self._records.trouble(error)
+                for place in self._records.timeline.bare():
+                    place.shown_bare = True
+            except IntegrityError as error:
+                self._records.trouble(error)
+                self._outage = True
+                return self._outage_view()
             self._report()
             return self._rendered_view()
 
@@ -215,6 +226,7 @@ class Session:
         selector = parse_selector(lines, pattern, context_lines, pointer)
         with self._lock:
             self._records.vault.usable()
+            self._records.refresh(self._records.vault.store_wait_ms)
             live = self._in_view(result_id)
             if live is not None:
                 return part_of(live, selector, self._records.dialect, self._records.limits.pattern_matches_max)
@@ -225,7 +237,10 @@ class Session:
                 self._records.suspend("integrity")
                 raise
             restored = part_of(
-                opened, selected(found.row, selector), self._records.dialect, self._records.limits.pattern_matches_max
+                opened,
+                self._records.vault.selected(found, selector),
+                self._records.dialect,
+                self._records.limits.pattern_matches_max,
             )
             self._records.vault.granted(self.principal, found, part=selector.kind, reason=reason)
             return restored
@@ -241,7 +256,7 @@ class Session:
             return None
         content = self._records.original(place)
         encoded = encode_exact(content)
-        if encoded is None:
+        if encoded is None or self._records.tag_of(encoded) != row.content_tag:
             return None
         digest = sha256(encoded.data).hexdigest()
         return Opened(content, digest, len(encoded.data), self._records.vault.provenance(self.id, row))

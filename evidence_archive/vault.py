@@ -33,6 +33,7 @@ from evidence_archive.model import (
     Principal,
     Provenance,
     Restored,
+    ce,
     checked_name,
     decode_exact,
     format_result_id,
@@ -60,6 +61,7 @@ from evidence_archive.sealing.keyring import (
     open_closed,
     org_keys,
     tag_key,
+    unwrap,
     wrap,
     wrap_context,
 )
@@ -76,7 +78,6 @@ __all__ = [
     "facts_of",
     "open_vault",
     "part_of",
-    "selected",
 ]
 
 LEAVES_PER_READ = 1_000
@@ -345,6 +346,32 @@ class Vault:
             result_id=format_result_id(row.number),
         )
 
+    def close_part(self, keys: ScopeKeys, number: int, selector: Selector) -> bytes | None:
+        """What a copy of a part was cut by, sealed, because a pattern is evidence text; ``None`` for the whole."""
+        canonical = selector.canonical()
+        return None if canonical is None else wrap(keys.key, canonical.encode(), self._part_context(keys, number))
+
+    def selected(self, found: "Found", selector: Selector) -> Selector:
+        """What to cut out of an original for a result: the copy of a part is that part.
+
+        Raises:
+            FormatError: another part was asked of such a copy.
+            SealBrokenError: what the copy is a copy of does not open.
+        """
+        row = found.row
+        if row.part is None:
+            return selector
+        if not selector.is_whole:
+            origin = format_result_id(row.origin or 0)
+            raise FormatError(f"This is a copy of a part; ask {origin} itself for another part.")
+        keys = self.scope_keys(found.scope)
+        return Selector.from_canonical(unwrap(keys.key, row.part, self._part_context(keys, row.number)).decode())
+
+    def _part_context(self, keys: ScopeKeys, number: int) -> bytes:
+        return b"evidence-archive/v1/part\x00" + ce(
+            self.deployment, self.org, keys.scope_id, format_result_id(number)
+        )
+
     # --- where an original lies -----------------------------------------------------------------------------------
 
     def slot(self, session_id: str, row: ResultRow) -> Slot:
@@ -591,20 +618,24 @@ def _asked(session_id: object, result_id: object) -> tuple[str, int]:
         return "", 0
 
 
-def open_vault(around: Surroundings, org: str) -> Vault:
+def open_vault(around: Surroundings, org: str, *, create: bool = True) -> Vault:
     """The vault of an org, its keys made on first use.
 
     Args:
         around: store, keys, policy, clock, counter, entropy.
         org: a checked name.
+        create: make the org where it is new; looking around must not.
 
     Raises:
+        NotAvailableError: there is no such org, and it is not to be made.
         WrongKeyError: the keys at hand are not the ones the org was made with.
         KeyNotFoundError: the key version the org was made with is missing.
         SealBrokenError: the org's row was changed.
     """
     row = around.store.org(org)
     if row is None:
+        if not create:
+            raise NotAvailableError
         row = _create(around, org)
     aux = unwrap_checked(
         around.keys,
@@ -671,17 +702,3 @@ def part_of(opened: Opened, selector: Selector, dialect: Dialect, matches_max: i
         raise FormatError("The original is not text alone, so it has no parts to ask for; restore it whole.")
     cut = excerpt(text, selector, matches_max=matches_max)
     return Restored(cut.text, opened.provenance, opened.sha256, opened.size_bytes, cut.what)
-
-
-def selected(row: ResultRow, selector: Selector) -> Selector:
-    """What to cut out of an original for a result: the copy of a part is that part.
-
-    Raises:
-        FormatError: another part was asked of such a copy.
-    """
-    if row.part is None:
-        return selector
-    if not selector.is_whole:
-        origin = format_result_id(row.origin or 0)
-        raise FormatError(f"This is a copy of a part; ask {origin} itself for another part.")
-    return Selector.from_canonical(row.part.decode("utf-8", "surrogatepass"))

@@ -51,7 +51,24 @@ def test_a_result_id_reads_back_as_its_number(number: int) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [7, 7.0, None, "", "r", "r0", "r07", "R7", " r7", "r7 ", "r7\n", "r-7", "r\u0667", "r1" + "0" * 18, ["r7"], b"r7"],
+    [
+        7,
+        7.0,
+        None,
+        "",
+        "r",
+        "r0",
+        "r07",
+        "R7",
+        " r7",
+        "r7 ",
+        "r7\n",
+        "r-7",
+        "r\u0667",
+        "r1" + "0" * 18,
+        ["r7"],
+        b"r7",
+    ],
 )
 def test_what_is_not_exactly_a_result_id_is_refused(wrong: Any) -> None:
     with pytest.raises(FormatError, match="such as 'r7'"):

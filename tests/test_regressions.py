@@ -796,6 +796,7 @@ def test_neither_content_nor_notes_nor_arguments_are_in_the_database(desk, sessi
     session.archive([("r1", "word-in-note " * 9)])
     session.restore("r1", reason="word-in-reason", pattern="word-in-pattern")
     talk.ours(session, "archive_evidence", batch_of(("r1", "word-in-rejection")))
+    talk.ours(session, "restore_evidence", arguments(id="r1", pattern="word-in-pattern"))
     stored = b"".join(path.read_bytes() for path in desk.folder.iterdir() if path.suffix != ".keys")
     assert b"logs.search" in stored  # the control: the search finds what is stored openly
     for place in (b"arguments", b"content", b"note", b"reason", b"pattern", b"rejection"):

@@ -167,12 +167,20 @@ def test_a_result_first_shown_bare_stays_bare_in_any_process(desk, archive, sess
     assert session.restore("r4").content == LONG + "late"
 
 
-def test_when_only_writing_fails_notes_are_known_but_originals_are_shown(archive, session, talk, tag):
+def test_when_only_writing_fails_notes_stand_byte_for_byte_and_only_what_is_new_goes_without_a_label(
+    archive, session, talk
+):
     half_archived(session, talk)
+    before = session.view(talk.messages)
     talk.tool(LONG + "late")
     archive.flaky.fault = UNWRITABLE
     view = session.view(talk.messages)
-    assert view[2]["content"] == f"[evidence r1 tag={tag}]\n{LONG}"
+    assert view[: len(before)] == before
+    assert view[-1] == talk.messages[-1]
+    assert not session.stats().outage
+    archive.flaky.fault = None
+    talk.say()
+    assert session.view(talk.messages)[: len(view)] == view
 
 
 def test_an_agent_goes_on_through_an_outage_of_a_whole_run_and_loses_nothing(desk, archive, session, talk):

@@ -43,6 +43,7 @@ _RESULT = Shape(t.RESULTS, ResultRow, "scope_id", "number")
 _BATCH = Shape(t.BATCHES, BatchRow, "scope_id", "batch_id")
 _HEAD = Shape(t.AUDIT_HEADS, HeadRow)
 
+_ORG_REMOVED = "The row of this org was removed outside this library: put it back."
 _READ_BACK_ROWS = 50
 """Envelopes read back by one statement; they are compared one by one, never held together."""
 
@@ -410,12 +411,17 @@ class SqlStore:
         self._wait_ms = wait_ms
 
     def org(self, org: str) -> OrgRow | None:
-        """An org's keys; what they are is checked by :meth:`scoped`."""
+        """An org's keys; what they are is checked by :meth:`scoped`.
+
+        Raises:
+            SealBrokenError: the org was there, and its row was removed.
+        """
         with self._engine.connection(self._wait_ms) as connection:
-            row = SqlReader(self._engine, connection, org, b"")._one(_SELECT_ORG)
-        if row is None:
-            return None
-        return _ORG.unchecked(row)
+            reader = SqlReader(self._engine, connection, org, b"")
+            row = reader._one(_SELECT_ORG)
+            if row is None and reader._one(_SELECT_HEAD) is not None:
+                raise SealBrokenError(_ORG_REMOVED)
+        return None if row is None else _ORG.unchecked(row)
 
     def create_org(self, row: OrgRow, row_key: bytes, leaves: Sequence[Callable[[int], bytes]]) -> OrgRow:
         """The org's row, created exclusively with its log's first leaves: the loser of a race gets the winner's.
@@ -429,7 +435,7 @@ class SqlStore:
             writer = SqlWriter(self._engine, connection, row.org, row_key, head)
             if writer._one(_SELECT_ORG) is None:
                 if writer._one(_SELECT_HEAD) is not None:
-                    raise SealBrokenError("The row of this org was removed outside this library: put it back.")
+                    raise SealBrokenError(_ORG_REMOVED)
                 writer._insert(_ORG, [row])
                 writer._insert(_HEAD, [head])
                 writer.append(leaves)
