@@ -234,7 +234,7 @@ class Archive:
         owner = session.subject == principal.subject
         for row in rows.values():
             origin = row if row.origin is None else rows.get(row.origin)
-            if row.own not in (None, "copy") or origin is None:
+            if row.own not in (None, "copy") or origin is None or not row.seen:
                 continue
             if owner or vault.may_restore(principal, session.subject, row, origin):
                 decision = self.policy.decide_archive(facts_of(origin))

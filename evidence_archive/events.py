@@ -12,6 +12,9 @@ __all__ = ["Events"]
 
 _STANDARD = logging.getLogger("evidence_archive")
 _STANDARD.addHandler(logging.NullHandler())
+_TAKEN = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime"})
+"""Attributes of a log record, which the standard library refuses as fields."""
+
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -48,4 +51,7 @@ class Events:
         if structlog is not None and structlog.is_configured():
             getattr(structlog.get_logger("evidence_archive"), level)(event, **self._ids, **fields)
         else:
-            _STANDARD.log(_LEVELS[level], event, extra={**self._ids, **fields})
+            told = {**self._ids, **fields}
+            _STANDARD.log(
+                _LEVELS[level], event, extra={f"{name}_" if name in _TAKEN else name: told[name] for name in told}
+            )

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 from evidence_archive import access
@@ -23,6 +24,7 @@ from evidence_archive.errors import (
     NotAvailableError,
     SealBrokenError,
     StoreBusyError,
+    UnsupportedVersionError,
 )
 from evidence_archive.events import Events
 from evidence_archive.excerpt import Selector, excerpt
@@ -55,6 +57,7 @@ from evidence_archive.ports import (
 )
 from evidence_archive.proof import leaf as audit
 from evidence_archive.proof.merkle import Frontier, leaf_hash
+from evidence_archive.sealing.envelope import Opened as Unsealed
 from evidence_archive.sealing.envelope import Slot, open_original
 from evidence_archive.sealing.keyring import (
     OrgKeys,
@@ -244,7 +247,7 @@ class Vault:
         return build
 
     def _reason_context(self, seq: int) -> bytes:
-        return b"evidence-archive/v1/reason\x00" + self.deployment + self.org.encode() + b"\x00%d" % seq
+        return b"evidence-archive/v1/reason\x00" + ce(self.deployment, self.org, seq)
 
     def audit_report(self, start: int) -> AuditReport:
         """The org's log, rehashed from its first entry; entries from ``start`` on are returned decoded."""
@@ -470,6 +473,9 @@ class Vault:
                 envelope = reader.envelope(origin.original_id)
             if envelope is None:
                 raise SealBrokenError("A sealed original is gone: it was removed outside this library.")
+            if origin.envelope_sha256 is None or sha256(envelope).digest() != origin.envelope_sha256:
+                # Before the envelope is looked into: changed bytes must not pass for a newer version's.
+                raise SealBrokenError("A sealed original is not what was stored: its bytes were changed.")
             opened = open_original(
                 envelope,
                 slot=self.slot(found.session.session_id, origin),
@@ -478,9 +484,12 @@ class Vault:
                 dek_id=origin.dek_id,
                 sealed_size=origin.sealed_size,
             )
-            content = decode_exact(opened.data, opened.encoding)
-        except (IntegrityError, FormatError):
+            content = _decoded(opened)
+        except IntegrityError:
             self.failed(principal, found.session.session_id, found.row.number, "integrity")
+            raise
+        except UnsupportedVersionError:
+            self.failed(principal, found.session.session_id, found.row.number, "version", suspending=False)
             raise
         return Opened(
             content,
@@ -558,26 +567,48 @@ class Vault:
             also(writer, session)
             writer.update_session(session)
 
-    def failed(self, principal: Principal, session_id: str, number: int, why: str) -> None:
-        """Log a restore that failed, and suspend archiving in the session for good; never raises."""
+    def failed(
+        self, principal: Principal, session_id: str, number: int, why: str, *, suspending: bool = True
+    ) -> None:
+        """Log a restore that failed, and suspend archiving in the session for good; never raises.
+
+        Args:
+            principal: who asked.
+            session_id, number: for what.
+            why: ``integrity``, or ``version`` for an original that a newer library sealed.
+            suspending: whether stored bytes were changed, so that archiving has to stop.
+        """
         details = {"result": format_result_id(number), "why": why}
-        with suppress(EvidenceArchiveError), self.store.writing(self.store_wait_ms, audited=True) as writer:
-            leaves = [
-                self.leaf(audit.RESTORE_FAILED, principal.subject, session_id=session_id or None, details=details)
-            ]
-            with suppress(IntegrityError):
-                session = writer.session(session_id)
-                if session is not None and session.suspended is None:
-                    session.suspended = why
-                    session.version += 1
-                    writer.update_session(session)
-                    leaves.append(
-                        self.leaf(
-                            audit.SESSION_SUSPENDED, principal.subject, session_id=session_id, details={"why": why}
+        leaves = [self.leaf(audit.RESTORE_FAILED, principal.subject, session_id=session_id or None, details=details)]
+        for audited in (True, False):  # perhaps it is the log that is broken; the suspension counts all the same
+            try:
+                with self.store.writing(self.store_wait_ms, audited=audited) as writer:
+                    if suspending and self._suspended(writer, session_id, why):
+                        details = {"why": why}
+                        leaves.append(
+                            self.leaf(
+                                audit.SESSION_SUSPENDED, principal.subject, session_id=session_id, details=details
+                            )
                         )
-                    )
-            writer.append(leaves)
-        self.log.error("evidence_archive.suspended", session=session_id, result=format_result_id(number), why=why)
+                    if audited:
+                        writer.append(leaves)
+                break
+            except EvidenceArchiveError:
+                del leaves[1:]
+        event = "evidence_archive.suspended" if suspending else "evidence_archive.failed"
+        self.log.error(event, session=session_id, result=format_result_id(number), why=why)
+
+    @staticmethod
+    def _suspended(writer: Writer, session_id: str, why: str) -> bool:
+        """Suspend a session; whether that changed anything."""
+        with suppress(IntegrityError):
+            session = writer.session(session_id)
+            if session is not None and session.suspended is None:
+                session.suspended = why
+                session.version += 1
+                writer.update_session(session)
+                return True
+        return False
 
     def resume(self, principal: Principal, session_id: str) -> None:
         """Lift a durable suspension.
@@ -687,6 +718,13 @@ def _aux_context(deployment: bytes, org: str, version: int) -> bytes:
         generation=_GENERATION,
         kek_version=version,
     )
+
+
+def _decoded(opened: Unsealed) -> Content:
+    try:
+        return decode_exact(opened.data, opened.encoding)
+    except FormatError as error:
+        raise SealBrokenError("A sealed original is not in the encoding its envelope names.") from error
 
 
 def part_of(opened: Opened, selector: Selector, dialect: Dialect, matches_max: int) -> Restored:

@@ -203,6 +203,7 @@ def _audit(
                 "size": report.size,
                 "root": report.root_hex,
                 "intact": report.intact,
+                "findings": list(report.findings),
                 "entries": [
                     {
                         "seq": leaf.seq,
@@ -229,6 +230,7 @@ def _audit(
         verdict = "INTACT: the entries and the head agree" if report.intact else "BROKEN: entries and head disagree"
         say(f"{report.size} entries, {len(rows)} listed. {verdict}.", f"root {report.root_hex}")
         if not report.intact:
+            say(*report.findings)
             say("Keep the store as it is, stop writing to it, and compare it with a backup.")
     if not report.intact:
         raise typer.Exit(AuditBrokenError.exit_code)
