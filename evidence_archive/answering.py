@@ -89,8 +89,8 @@ class Answering:
         number, row = 0, None
         try:
             request = parse_restore(call.arguments)
-            selector = parse_selector(request.lines, request.pattern, request.context_lines, request.pointer)
             number = parse_result_id(request.id)
+            selector = parse_selector(request.lines, request.pattern, request.context_lines, request.pointer)
             row = self._records.rows.get(number)
             self._records.refresh(self._records.vault.store_wait_ms)
             row = self._records.rows.get(number)

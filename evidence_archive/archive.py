@@ -157,6 +157,8 @@ class Archive:
             MisuseError: the archive was closed, or opened in another process.
         """
         checked_name(id, "session id")
+        if not isinstance(principal, Principal):
+            raise FormatError('Who opens a session is a Principal(org="...", subject="...").')
         lens = dialect_named(dialect)
         vault = self._vault(principal.org)
         row, keys = _opened_session(vault, principal, id, dialect)

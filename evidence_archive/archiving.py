@@ -213,10 +213,11 @@ class Archiving:
             original_bytes_max=self._records.limits.original_bytes_max,
             last_id=self._records.last_id,
         )
-        bad = sum(target.status != "ok" for target in targets)
+        bad = [target for target in targets if target.status != "ok"]
         if bad:
             raise BatchRejectedError(
-                f"NOTHING was archived: {bad} of {len(targets)} targets cannot be; see their status and reason.",
+                f"NOTHING was archived: {len(bad)} of {len(targets)} targets cannot be. "
+                f"{bad[0].result_id} is {bad[0].status}: {bad[0].reason}",
                 targets=targets,
             )
 

@@ -318,6 +318,8 @@ class Session:
             checked_name(kind, "kind")
         if observed_at is not None and observed_at.tzinfo is None:
             raise FormatError("observed_at needs a time zone, such as datetime.now(UTC).")
+        if not names and kind is None and observed_at is None:
+            raise FormatError("Name at least one fact: sensitivity, kind or observed_at.")
         facts = LabelFacts(
             frozenset(names), kind, None if observed_at is None else round(observed_at.timestamp() * 1_000_000)
         )
