@@ -37,7 +37,7 @@ from evidence_archive.sealing.keyring import close_original, request_tag
 
 __all__ = ["Archiving"]
 
-COMMIT_TRIES_MAX = 5
+COMMIT_TRIES_MAX = 20
 """How often a batch is prepared anew because another process changed the session meanwhile."""
 
 OUR_TOOLS = frozenset({notes.ARCHIVE_TOOL, notes.RESTORE_TOOL})
@@ -114,7 +114,11 @@ class Archiving:
                 if done is not None:
                     self._records.failures = 0
                     return done
-            raise StoreError("The session keeps changing under this batch: try again.")
+            # Others were faster, every time; the store is well, so this does not count as its failure.
+            raise BatchRejectedError(
+                "Nothing was archived: the session keeps changing under this batch; try again.",
+                reason="store_unavailable",
+            )
         except StoreError as error:
             self._records.trouble(error)
             raise BatchRejectedError(
@@ -236,7 +240,12 @@ class Archiving:
         place = self._records.timeline.by_number.get(number)
         content = None if place is None or place.form == NOTE else self._records.original(place)
         encoded = None if content is None else encode_exact(content)
-        exact = encoded is not None and self._records.tag_at(place, encoded) == known.content_tag
+        exact = (
+            encoded is not None
+            and place is not None
+            and content is not None
+            and self._records.tag_at(place, content) == known.content_tag
+        )
         facts = self._records.facts(known, place, content)
         called = text_of(known.tool_name)
         row = clone(known)

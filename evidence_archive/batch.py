@@ -162,6 +162,8 @@ def pairs(items: Iterable[tuple[str, str]], *, items_max: int) -> tuple[Item, ..
         FormatError: a pair is not two strings of which the first is a result ID.
         BatchRejectedError: the batch is ``empty`` or names ``too_many`` results.
     """
+    if not isinstance(items, Iterable):
+        raise FormatError("A batch is a list of pairs: a result ID and a note.")
     batch = list(islice(items, items_max + 1))
     _counted(batch, items_max)
     return tuple(_pair(pair, f"batch[{index}]") for index, pair in enumerate(batch))

@@ -6,7 +6,7 @@ give two IDs.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
@@ -24,6 +24,8 @@ from evidence_archive.errors import (
     MessageShapeError,
     PolicyError,
     SealBrokenError,
+    StoreUnavailableError,
+    UnsupportedVersionError,
 )
 from evidence_archive.matching import LABELLED, ORIGINAL, Place, RecordIndex, Timeline
 from evidence_archive.model import (
@@ -42,6 +44,9 @@ from evidence_archive.sealing.keyring import content_tag
 from evidence_archive.vault import Also, ScopeKeys, Vault, facts_of
 
 __all__ = ["LabelFacts", "Records", "bytes_of", "clone", "rendering", "text_of"]
+
+SENSITIVITIES_MAX = 64
+"""Most sensitivities of one result."""
 
 TOOL_NAME_CHARS_MAX = 1_024
 """Longest tool name an archived result may have; longer ones are stored cut, and their results stay in view."""
@@ -63,6 +68,15 @@ class LabelFacts:
     sensitivity: frozenset[str]
     kind: str | None
     observed_at_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """What a label goes onto: records, whether they are surely meant, and a record to make."""
+
+    numbers: list[int]
+    certain: bool
+    new: tuple[bytes, Content, Encoded, bytes] | None = None
 
 
 class Records:
@@ -118,18 +132,20 @@ class Records:
         return self.rows[number].state == "archived"
 
     def tag(self, content: Any) -> bytes | None:
-        """The keyed tag of a content, ``None`` when it does not encode exactly."""
-        encoded = encode_exact(content)
-        return None if encoded is None else self.tag_of(encoded)
+        """The keyed tag of a content, ``None`` when it does not encode exactly.
 
-    def tag_at(self, place: Place | None, encoded: Encoded) -> bytes | None:
-        """The keyed tag of the original at a place; what matching computed for it is not computed again."""
-        if place is not None and place.form == ORIGINAL and isinstance(place.content, str):
+        Prompt-cache marks are left out: clients move them from turn to turn, and the result stays the same.
+        """
+        encoded = encode_exact(self.dialect.unmarked(content))
+        return None if encoded is None else self._tag_of(encoded)
+
+    def tag_at(self, place: Place, content: Content) -> bytes | None:
+        """The keyed tag of the original at a place; what matching computed for a text is not computed again."""
+        if place.form == ORIGINAL and isinstance(place.content, str):
             return place.tag(self.tag)
-        return self.tag_of(encoded)
+        return self.tag(content)
 
-    def tag_of(self, encoded: Encoded) -> bytes:
-        """The keyed tag of exact bytes."""
+    def _tag_of(self, encoded: Encoded) -> bytes:
         return content_tag(self.keys.tag, sha256(encoded.data).digest(), encoded.encoding)
 
     def refresh(self, wait_ms: int) -> None:
@@ -151,6 +167,8 @@ class Records:
                 raise SealBrokenError("This session's row is gone: it was removed outside this library.")
             whole = self.row.version < 0 or row.version < self.row.version
             changed = reader.results(row.scope_id, -1 if whole else self.row.version)
+            if not whole and len({*self.rows, *(one.number for one in changed)}) != row.next_number - 1:
+                whole, changed = True, reader.results(row.scope_id, -1)  # the store was put back, and written since
         if whole:
             if len(changed) != row.next_number - 1:
                 raise SealBrokenError(
@@ -159,6 +177,8 @@ class Records:
             self._forget()
         self.absorb(changed)
         self.row = row
+        if whole:
+            self.match()
 
     def _forget(self) -> None:
         """Nothing is known any more: the first look, or a store that was put back to an older state."""
@@ -173,7 +193,9 @@ class Records:
         for row in rows:
             number = row.number
             if row.state == "archived" and number not in self.notes:
-                self.notes[number] = self.note_text(row, self.vault.open_closed(self.keys, row)[1])
+                words = self.vault.open_closed(self.keys, row)[1]
+                with suppress(UnsupportedVersionError):  # a newer library's note: the original is shown instead
+                    self.notes[number] = self.note_text(row, words)
             self.rows[number] = row
             self.index.add(number, row.call_id, row.content_tag, row.labelled_tag, row.note_tag)
             (self.reserved.discard if row.seen else self.reserved.add)(number)
@@ -206,13 +228,13 @@ class Records:
         """The newest result ID of the session."""
         return format_result_id(self.row.next_number - 1) if self.row.next_number > 1 else None
 
-    def register(self, unknown: list[Place]) -> None:
+    def register(self, unknown: list[Place], wait_ms: int) -> None:
         """Give new results their IDs, looking again under the write lock; nothing new, no write."""
         met = [number for number in self.reserved if number in self.timeline.by_number]
         if not unknown and not met:
             return
         measured = {id(place): self._measured(place) for place in unknown}
-        with self.vault.store.writing(self.limits.view_wait_ms_max, audited=False) as writer:
+        with self.vault.store.writing(wait_ms, audited=False) as writer:
             row = self.session_under_lock(writer)
             if row.version != self.row.version:
                 self.absorb(writer.results(row.scope_id, self.row.version))
@@ -257,7 +279,7 @@ class Records:
 
     def _new_row(self, session: SessionRow, place: Place, measured: tuple[Encoded, int]) -> ResultRow:
         encoded, tokens = measured
-        tag = self.tag_of(encoded)
+        tag = place.tag(self.tag) or b""
         call = place.call or ToolCall("", "")
         ours = call.name in (notes.ARCHIVE_TOOL, notes.RESTORE_TOOL) or (place.call_id, tag) in self.unrecorded
         row = self.identity_row(
@@ -350,6 +372,8 @@ class Records:
     def trouble(self, error: EvidenceArchiveError) -> None:
         """Count a failure; suspend archiving after several in a row, or at once when stored bytes were changed."""
         self.failures += 1
+        if isinstance(error, StoreUnavailableError):
+            self.row.version = -1  # whatever is there when it comes back, all of it is read again
         self.log.warning("evidence_archive.trouble", error=type(error).__name__, failures=self.failures)
         if isinstance(error, IntegrityError):
             self.suspend("integrity")
@@ -398,7 +422,10 @@ class Records:
         timeline = self.timeline
         turn = list(takewhile(lambda place: place.index > timeline.last_model, reversed(timeline.places)))
         made = self.dialect.read(timeline.messages[timeline.last_model]).calls if timeline.last_model >= 0 else ()
-        if made.count(call) > [place.call for place in turn].count(call):
+        # Arguments are not compared: an application may hand the call over parsed, or written anew.
+        alike = [(one.id, one.name) for one in made].count((call.id, call.name))
+        answered = [place.call and (place.call.id, place.call.name) for place in turn].count((call.id, call.name))
+        if alike > answered:
             return  # this very call stands open in the view: the model made it before the results behind it
         self.answered.update(place.number for place in turn if place.number is not None)
 
@@ -416,8 +443,7 @@ class Records:
         if self.vault.policy.needs_text and content is not None:
             text = self.dialect.plain_text(content)
             if text is None:
-                encoded = encode_exact(content)
-                text = None if encoded is None else encoded.data.decode("ascii")
+                text = "\n".join(_words(content))
         age_turns = 0 if place is None else self.timeline.turns_after(place.index)
         facts = facts_of(self.facts_row(row), age_turns=age_turns, text=text)
         if row.own is None and place is not None and place.call is not None:
@@ -479,7 +505,7 @@ class Records:
             content=content,
             encoded=encoded,
             tokens=self.tokens_of(content),
-            tag=self.tag_of(encoded),
+            tag=self.tag(content) or b"",
             tool_name=call.name,
             own=own,
             kind=None if origin is None else origin.kind,
@@ -490,32 +516,43 @@ class Records:
 
     def attach(
         self,
-        numbers: Sequence[int],
+        choose: Callable[[], "Labelled"],
         facts: LabelFacts,
-        new: tuple[bytes, Content, Encoded, bytes] | None = None,
-        *,
-        certain: bool = True,
     ) -> str:
-        """Facts onto records, and onto a new record that waits for the first view of its result."""
+        """Facts onto records, and onto a new record that waits for the first view of its result.
+
+        Args:
+            choose: says which, asked under the write lock with everything committed taken in.
+            facts: what to attach.
+
+        Raises:
+            PolicyError: they would loosen the decision on the very result that is meant.
+            StoreError: the store cannot be written.
+        """
         with self.vault.store.writing(self.vault.store_wait_ms, audited=True) as writer:
             row = self.session_under_lock(writer)
             if row.version != self.row.version:
                 self.absorb(writer.results(row.scope_id, self.row.version))
                 self.row = replace(row)
             row.version += 1
+            target = choose()
             changed = []
-            for number in self._families(numbers):
+            for number in self._families(target.numbers):
+                known = self.rows[number]
+                fitting = (
+                    facts if target.certain or known.state == "live" else LabelFacts(facts.sensitivity, None, None)
+                )
                 try:
-                    labelled = self._labelled(self.rows[number], facts)
+                    labelled = self._labelled(known, fitting)
                 except PolicyError:
-                    if certain:
+                    if target.certain:
                         raise
                     continue
                 labelled.version = row.version
                 changed.append(labelled)
             added = []
-            if new is not None:
-                call_id, content, encoded, tag = new
+            if target.new is not None:
+                call_id, content, encoded, tag = target.new
                 record = self.identity_row(
                     row,
                     call_id=call_id,
@@ -536,7 +573,22 @@ class Records:
             writer.append([self.leaf(audit.LABEL_SET, details=details)])
         self.absorb([*changed, *added])
         self.row = row
-        return format_result_id(numbers[0]) if numbers else touched[-1]
+        return format_result_id(target.numbers[0]) if target.numbers else touched[-1]
+
+    def meant(self, call_id: bytes, content: Content, encoded: Encoded) -> "Labelled":
+        """Which records a message stands for that is not itself in the newest view.
+
+        Out of a view it carries a label or a note and is certain. Else it may be a result that was viewed, handed
+        in as an equal copy, or one that is yet to come: both are labelled.
+        """
+        tag = self.tag(content) or b""
+        found = self.index.find(call_id, tag)
+        certain = [number for number, form in found if form != ORIGINAL]
+        if certain:
+            return Labelled(certain, True, None)
+        alike = [number for number, _ in found]
+        waiting = any(number in self.reserved for number in alike)
+        return Labelled(alike, False, None if waiting else (call_id, content, encoded, tag))
 
     def _families(self, numbers: Sequence[int]) -> list[int]:
         """The results with what they are copies of and all copies of that: one content, one set of facts."""
@@ -545,7 +597,10 @@ class Records:
 
     def _labelled(self, known: ResultRow, facts: LabelFacts) -> ResultRow:
         row = clone(known)
-        row.sensitivity = "\n".join(sorted({*filter(None, known.sensitivity.split("\n")), *facts.sensitivity}))
+        names = {*filter(None, known.sensitivity.split("\n")), *facts.sensitivity}
+        if len(names) > SENSITIVITIES_MAX:
+            raise PolicyError(f"A result has at most {SENSITIVITIES_MAX} sensitivities.", key="sensitivity")
+        row.sensitivity = "\n".join(sorted(names))
         if facts.kind is not None:
             if known.kind not in (None, facts.kind):
                 raise PolicyError(f"Result r{row.number} has a kind already; a kind is set once.", key="kind")
@@ -597,3 +652,16 @@ def text_of(data: bytes) -> str:
 def bytes_of(text: str) -> bytes:
     """A name as it is stored; no ``str`` is refused."""
     return text.encode("utf-8", "surrogatepass")
+
+
+def _words(content: Any) -> Iterator[str]:
+    """Every string in a content, as it stands there: what a rule on words has to look at."""
+    waiting = [content]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            waiting += [*value.values(), *value]
+        elif isinstance(value, list):
+            waiting += value

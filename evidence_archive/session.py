@@ -5,7 +5,7 @@ What an archive call did is visible in the next view because the next view reads
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -38,11 +38,12 @@ from evidence_archive.model import (
     parse_result_id,
 )
 from evidence_archive.ports import ResultRow
-from evidence_archive.records import LabelFacts, Records, text_of
+from evidence_archive.records import LabelFacts, Labelled, Records, text_of
 from evidence_archive.vault import Opened, part_of
 
 __all__ = ["Session"]
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MESSAGE_TOKENS = 4
 """Tokens a chat message costs beyond its text, for window sizes."""
 
@@ -98,11 +99,13 @@ class Session:
             MessageShapeError: it is not a list of messages of the dialect.
             MisuseError: the archive was closed, or opened in another process.
         """
+        self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
             self._requests += 1
             self._answering.restores_this_turn = 0
             self._records.timeline.advance(messages)
+            began_ms = self._records.clock.monotonic_ms()
             try:
                 self._records.refresh(self._records.limits.view_wait_ms_max)
                 unknown = self._records.match()
@@ -113,7 +116,8 @@ class Session:
                 return self._outage_view()
             self._outage = False
             try:
-                self._records.register(unknown)
+                left_ms = self._records.limits.view_wait_ms_max - (self._records.clock.monotonic_ms() - began_ms)
+                self._records.register(unknown, max(left_ms, 1))
                 self._records.failures = 0
             except (StoreError, KeyringError) as error:
                 # What is archived was read, so its notes hold; only what is new has to do without a label.
@@ -153,7 +157,7 @@ class Session:
             if place.number is None:
                 continue
             row = self._records.rows[place.number]
-            archived = row.state == "archived" and not outage
+            archived = row.state == "archived" and not outage and place.number in self._records.notes
             if archived and place.form != NOTE:
                 contents[place.slot] = self._records.dialect.noted(
                     self._records.original(place), self._records.notes[place.number]
@@ -187,6 +191,7 @@ class Session:
             KeyringError: the keys are not at hand.
         """
         key = None if idempotency_key is None else checked_name(idempotency_key, "idempotency key")
+        self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
             try:
@@ -224,6 +229,7 @@ class Session:
             MisuseError: the archive was closed, or opened in another process.
         """
         selector = parse_selector(lines, pattern, context_lines, pointer)
+        self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
             self._records.refresh(self._records.vault.store_wait_ms)
@@ -256,7 +262,7 @@ class Session:
             return None
         content = self._records.original(place)
         encoded = encode_exact(content)
-        if encoded is None or self._records.tag_of(encoded) != row.content_tag:
+        if encoded is None or self._records.tag(content) != row.content_tag:
             return None
         digest = sha256(encoded.data).hexdigest()
         return Opened(content, digest, len(encoded.data), self._records.vault.provenance(self.id, row))
@@ -278,6 +284,7 @@ class Session:
             return None
         if not self._records.with_tools or parsed.name not in OUR_TOOLS:
             return None
+        self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
             if parsed.name == notes.ARCHIVE_TOOL:
@@ -310,19 +317,8 @@ class Session:
             FormatError: a name or the time is malformed.
             StoreError: the store cannot be written; nothing was attached.
         """
-        names = {
-            checked_name(name, "sensitivity")
-            for name in ([sensitivity] if isinstance(sensitivity, str) else sensitivity)
-        }
-        if kind is not None:
-            checked_name(kind, "kind")
-        if observed_at is not None and observed_at.tzinfo is None:
-            raise FormatError("observed_at needs a time zone, such as datetime.now(UTC).")
-        if not names and kind is None and observed_at is None:
-            raise FormatError("Name at least one fact: sensitivity, kind or observed_at.")
-        facts = LabelFacts(
-            frozenset(names), kind, None if observed_at is None else round(observed_at.timestamp() * 1_000_000)
-        )
+        facts = _label_facts(sensitivity, kind, observed_at)
+        self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
             self._records.refresh(self._records.vault.store_wait_ms)
@@ -330,7 +326,7 @@ class Session:
                 number = parse_result_id(target)
                 if number not in self._records.rows:
                     raise NotAvailableError
-                return self._records.attach([number], facts)
+                return self._records.attach(lambda: Labelled([number], True), facts)
             results = self._records.dialect.read(target).results
             if len(results) != 1:
                 raise MessageShapeError("Label a message that holds exactly one tool result, or name a result ID.")
@@ -340,19 +336,16 @@ class Session:
                 raise MessageShapeError(
                     "This result would not come back equal in type and value; it is never archived."
                 )
-            for place in self._records.timeline.places:
-                if self._records.timeline.messages[place.index] is target and place.number is not None:
-                    return self._records.attach([place.number], facts)
-            call_id, tag = canonical_id(found.call_id), self._records.tag_of(encoded)
-            # It may be a result that was viewed, handed in as a copy, or one that is yet to come: label both.
-            alike = [
-                number
-                for number, form in self._records.index.find(call_id, tag)
-                if form == ORIGINAL and self._records.rows[number].state == "live"
+            timeline = self._records.timeline
+            met = [
+                place.number
+                for place in timeline.places
+                if timeline.messages[place.index] is target and place.number is not None
             ]
-            waiting = any(number in self._records.reserved for number in alike)
-            new = None if waiting else (call_id, found.content, encoded, tag)
-            return self._records.attach(alike, facts, new, certain=False)
+            if met:
+                return self._records.attach(lambda: Labelled(met, True), facts)
+            call_id = canonical_id(found.call_id)
+            return self._records.attach(lambda: self._records.meant(call_id, found.content, encoded), facts)
 
     def results(self) -> list[ResultInfo]:
         """Every result of this session, by number; receipts and refusals of ours are left out.
@@ -361,6 +354,7 @@ class Session:
             StoreError, IntegrityError: the store cannot be read, or was changed.
             MisuseError: the archive was closed, or opened in another process.
         """
+        self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
             self._records.refresh(self._records.vault.store_wait_ms)
@@ -391,6 +385,7 @@ class Session:
         Raises:
             MisuseError: the archive was closed.
         """
+        self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
             told = self._told()
@@ -419,3 +414,28 @@ class Session:
                 window.append((message, _MESSAGE_TOKENS + sum(map(self._records.counter.count, texts))))
         self._window = window
         return sum(tokens for _, tokens in window)
+
+
+def _label_facts(sensitivity: object, kind: object, observed_at: object) -> LabelFacts:
+    """What a host attaches, checked."""
+    named = (sensitivity,) if isinstance(sensitivity, str) else sensitivity
+    if not isinstance(named, Iterable):
+        raise FormatError("sensitivity is a name, or several of them.")
+    names = frozenset(checked_name(name, "sensitivity") for name in named)
+    if kind is not None:
+        checked_name(kind, "kind")
+    if not names and kind is None and observed_at is None:
+        raise FormatError("Name at least one fact: sensitivity, kind or observed_at.")
+    return LabelFacts(names, str(kind) if kind is not None else None, _time_us(observed_at))
+
+
+def _time_us(observed_at: object) -> int | None:
+    """Microseconds since 1970 UTC of a time that can be written in UTC again."""
+    if observed_at is None:
+        return None
+    if not isinstance(observed_at, datetime) or observed_at.tzinfo is None:
+        raise FormatError("observed_at is a datetime with a time zone, such as datetime.now(UTC).")
+    try:
+        return (observed_at.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
+    except OverflowError as error:
+        raise FormatError("observed_at lies outside the years 1 to 9999 in UTC.") from error

@@ -143,7 +143,8 @@ def test_a_label_persists_and_never_goes_away(desk, session, owner, talk):
     session.view(talk.messages)
     session.label("r1", sensitivity="signed")
     session.label("r1", sensitivity="clinical")
-    session.label("r1")
+    with pytest.raises(FormatError, match="at least one fact"):
+        session.label("r1")
     with opened(desk, policy=policy_of(RULES)) as other:
         elsewhere = other.session("case", owner)
         elsewhere.view(talk.messages)

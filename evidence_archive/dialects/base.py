@@ -99,6 +99,10 @@ class Dialect(Protocol):
         """A restored content between a header and a closing fence; around parts they are text parts."""
         ...
 
+    def unmarked(self, content: Any) -> Any:
+        """The content without what only prompt caches read; a result is known again without it."""
+        ...
+
     def plain_text(self, content: Content) -> str | None:
         """The text of a content made of text alone (parts joined), else ``None``."""
         ...

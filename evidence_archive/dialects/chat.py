@@ -228,6 +228,17 @@ class ChatDialect:
             return f"{head}\n{content}\n{foot}"
         return [_text_part(head), *content, _text_part(foot)]
 
+    def unmarked(self, content: Any) -> Any:
+        """The content without ``cache_control`` and its like on its parts; itself where there is none."""
+        if type(content) is not list or not any(
+            type(part) is dict and not part.keys().isdisjoint(_CACHE_MARKS) for part in content
+        ):
+            return content
+        return [
+            {key: value for key, value in part.items() if key not in _CACHE_MARKS} if type(part) is dict else part
+            for part in content
+        ]
+
     def plain_text(self, content: Content) -> str | None:
         """The text itself, text parts joined by nothing, or ``None`` when a part is not text."""
         if isinstance(content, str):
