@@ -19,6 +19,7 @@ from evidence_archive.records import Records
 from evidence_archive.session import Session
 from evidence_archive.tokens import default_counter
 from evidence_archive.vault import (
+    OTHER_PROCESS,
     AuditReport,
     Surroundings,
     Vault,
@@ -64,7 +65,9 @@ class Archive:
             store, keys, policy, counter or default_counter(), clock or SystemClock(), entropy
         )
         self._vaults: dict[str, Vault] = {}
+        self._opening: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._closed = False
         self._url = ""
 
@@ -123,21 +126,44 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Release the store; idempotent. Sessions of this archive are then misused."""
+        """Release the store; idempotent. Sessions of this archive are then misused.
+
+        In another process than the one that opened it, there is nothing to release.
+        """
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             self._closed = True
             for vault in self._vaults.values():
                 vault.closed = True
             self._around.store.close()
 
-    def _vault(self, org: str, *, create: bool = True) -> Vault:
+    def _vault(self, principal: Principal, *, create: bool = False) -> Vault:
+        if not isinstance(principal, Principal):
+            raise FormatError("Who asks must be a Principal: hand one in.")
+        if os.getpid() != self._pid:  # before any lock: a fork may have copied one that is held
+            raise MisuseError(OTHER_PROCESS)
+        org = principal.org
         with self._lock:
-            if self._closed:
-                raise MisuseError("This archive was closed: open it again.")
-            vault = self._vaults.get(org)
-            if vault is None:
-                vault = self._vaults[org] = open_vault(self._around, org, create=create)
+            vault = self._known(org)
+            opening = self._opening.setdefault(org, threading.Lock())
+        if vault is not None:
             return vault
+        with opening:  # a lock for each org: the key provider of one must not keep others waiting
+            with self._lock:
+                vault = self._known(org)
+            try:
+                made = vault or open_vault(self._around, org, create=create)
+                with self._lock:
+                    self._known(org)
+                    return self._vaults.setdefault(org, made)
+            finally:
+                self._opening.pop(org, None)
+
+    def _known(self, org: str) -> Vault | None:
+        if self._closed:
+            raise MisuseError("This archive was closed: open it again.")
+        return self._vaults.get(org)
 
     # --- sessions -------------------------------------------------------------------------------------------------
 
@@ -160,7 +186,7 @@ class Archive:
         if not isinstance(principal, Principal):
             raise FormatError('Who opens a session is a Principal(org="...", subject="...").')
         lens = dialect_named(dialect)
-        vault = self._vault(principal.org)
+        vault = self._vault(principal, create=True)
         row, keys = _opened_session(vault, principal, id, dialect)
         if row.dialect != dialect:
             raise FormatError(f"This session was opened in the dialect {row.dialect}: open it in that one.")
@@ -182,23 +208,25 @@ class Archive:
     ) -> Restored:
         """The exact original of any session of the principal's org that the policy opens to it, or a part of it.
 
-        The grant, or the denial, is in the audit log before this returns or raises.
+        The grant, or the denial, is in the audit log of the org before this returns or raises. An org that was never
+        used has no log, and asking makes none.
 
         Args:
             session_id, result_id: whose and which; malformed ones are simply unknown.
             principal: who asks.
             lines, pattern, context_lines, pointer: at most one selector, as in ``restore_evidence``.
-            reason: kept sealed with the audit entry.
+            reason: at most 2,000 characters; kept sealed with the audit entry.
 
         Raises:
             NotAvailableError: unknown, another org's, not archived, or forbidden; they cannot be told apart.
-            FormatError: a selector is malformed, or names a part that is not there.
+            FormatError: a selector is malformed or names a part that is not there, the reason is too long or no
+                text, or the principal is none; nothing was released.
             SealBrokenError: stored bytes were changed; archiving in that session is suspended.
             KeyringError, StoreError: keys or store are not at hand; nothing was released.
             MisuseError: the archive was closed, or opened in another process.
         """
         selector = parse_selector(lines, pattern, context_lines, pointer)
-        vault = self._vault(principal.org)
+        vault = self._vault(principal)
         found = vault.find(principal, session_id, result_id)
         opened = vault.opened(principal, found)
         restored = part_of(
@@ -221,10 +249,11 @@ class Archive:
 
         Raises:
             NotAvailableError: there is no such session here, or nothing in it for this principal.
+            FormatError: the principal is none.
             KeyringError, StoreError, IntegrityError: keys, store or stored bytes are not as they should be.
             MisuseError: the archive was closed, or opened in another process.
         """
-        vault = self._vault(principal.org, create=False)
+        vault = self._vault(principal)
         told: list[ResultInfo] = []
         with vault.store.reading(vault.store_wait_ms) as reader:
             session = reader.session(asked_session(session_id))
@@ -271,10 +300,11 @@ class Archive:
 
         Raises:
             NotAvailableError: there is no such org here.
+            FormatError: the principal is none.
             KeyringError, StoreError, IntegrityError: keys, store or stored bytes are not as they should be.
             MisuseError: the archive was closed, or opened in another process.
         """
-        return self._vault(principal.org, create=False).audit_report(start)
+        return self._vault(principal).audit_report(start)
 
     def resume(self, session_id: str, *, principal: Principal) -> None:
         """Lift a suspension that stored bytes caused, once the operator has looked into it.
@@ -285,10 +315,11 @@ class Archive:
 
         Raises:
             NotAvailableError: there is no such session here.
+            FormatError: the principal is none.
             StoreError, IntegrityError: the store cannot be written, or is still not as it should be.
             MisuseError: the archive was closed, or opened in another process.
         """
-        self._vault(principal.org, create=False).resume(principal, session_id)
+        self._vault(principal).resume(principal, session_id)
 
 
 def _opened_session(

@@ -22,11 +22,11 @@
        └ ShreddedError
 
 A family says whose move it is. ``str()`` is one sentence a person can act on. Messages never contain evidence
-text or key bytes; errors of drivers and SDKs never leak, they are the ``__cause__``.
+text or key bytes; errors of drivers are the ``__cause__``, what an SDK's object raised is dropped.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 __all__ = [
     "AuditBrokenError",
@@ -129,6 +129,10 @@ class NotAvailableError(EvidenceArchiveError):
 
     def __init__(self) -> None:
         super().__init__("Not available: check the session, the result ID and who is asking.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is copied and unpickled by calling its class with its ``args``, which this one does not take.
+        return type(self), (), self.__dict__
 
 
 class KeyringError(EvidenceArchiveError):

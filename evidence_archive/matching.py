@@ -5,27 +5,38 @@ holds another form of the same record keeps its number too. The rest is matched 
 call id and keyed tag; the lowest number not yet used in this list wins, and orphans take what is left. Nothing is
 recognised by what a text looks like. The common case, a list that grew at its end, costs the new messages plus a
 comparison in C.
+
+Whatever interrupts a change, even between two lines of it, leaves a timeline that is whole or empty; after an empty
+one the next list is read anew, and its numbers come from the records.
 """
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import wraps
+from itertools import takewhile
 from operator import is_
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from evidence_archive.dialects.base import Dialect, Found
+from evidence_archive.dialects.base import Dialect, Found, Reading
 from evidence_archive.errors import MessageShapeError
 from evidence_archive.model import ToolCall, canonical_id, same_value
 
-__all__ = ["LABELLED", "NOTE", "ORIGINAL", "Place", "RecordIndex", "TagOf", "Timeline"]
+__all__ = ["LABELLED", "NOTE", "ORIGINAL", "Place", "RecordIndex", "TagOf", "Timeline", "ToolsOf"]
 
 ORIGINAL, LABELLED, NOTE = "original", "labelled", "note"
 """The forms a result can have in a list that is handed in: as the tool gave it, as a view showed it, its note."""
 
 TagOf = Callable[[Any], bytes | None]
 """The keyed tag of a content, ``None`` when it does not encode exactly."""
+
+ToolsOf = Callable[[int], Collection[str]]
+"""The tool names that the record of a number is known under."""
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 
 class RecordIndex:
@@ -91,6 +102,28 @@ class Place:
             self._tagged = True
         return self._tag
 
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """The tool that was called, and the one the result names, as far as the list tells."""
+        names = (None if self.call is None else self.call.name, self.result_tool)
+        return tuple(name for name in names if name is not None)
+
+
+def _whole_or_empty(
+    change: Callable[Concatenate["Timeline", _Given], _Result],
+) -> Callable[Concatenate["Timeline", _Given], _Result]:
+    """A change of a timeline that empties it when anything stops it halfway."""
+
+    @wraps(change)
+    def guarded(self: "Timeline", /, *args: _Given.args, **named: _Given.kwargs) -> _Result:
+        try:
+            return change(self, *args, **named)
+        except BaseException:
+            self._clear()
+            raise
+
+    return guarded
+
 
 class Timeline:
     """The last list that was seen, and which result stands where in it.
@@ -114,6 +147,16 @@ class Timeline:
         self._copies: list[Any] = []
         self._mutable: list[int] = []
         self._unnumbered: list[Place] = []
+        self._unproven: list[Place] = []
+        """Places whose tool is not known to be one that their record is known under."""
+        self._spoken: dict[int, tuple[ToolCall, ...]] = {}
+        """The model's messages, and the calls they make."""
+        self._last_news = -1
+        """The last message of the model that no list held before the results it follows."""
+        self._heard: set[int | None] = {None}
+        """Fingerprints of the model's messages in earlier lists; one that cannot be read counts as heard."""
+        self._read_before: set[int] = set()
+        """Numbers of results that were read in earlier lists."""
 
     def advance(self, messages: Iterable[Any]) -> None:
         """Take in a list; afterwards every result in it has a place, and known ones their old number.
@@ -125,8 +168,7 @@ class Timeline:
             messages: the application's list; never changed, and not kept.
 
         Raises:
-            MessageShapeError: it is not a list of messages. The timeline then remembers nothing of what it saw last,
-                or all of it, and numbers come from the records.
+            MessageShapeError: it is not a list of messages. The timeline is what it was.
         """
         if isinstance(messages, str | bytes | dict):
             raise MessageShapeError("Messages must be a list of messages.")
@@ -135,34 +177,70 @@ class Timeline:
         except TypeError as error:
             raise MessageShapeError("Messages must be a list of messages.") from error
         seen = len(self.messages)
-        try:
-            if len(current) >= seen and all(map(is_, current, self.messages)) and self._holds(self._holders):
-                self._read(current, seen, {})
-            elif (
-                len(current) >= seen
-                and _equal(current[:seen], self.messages)
-                and self._holds([current[index] for index in self.by_index])
-            ):
-                # Equal, but rebuilt by the application: what a view shares must be the new objects.
-                self.changed.update(range(seen))
-                self._holders = [current[index] for index in self.by_index]
-                self._read(current, seen, {})
-            else:
-                old = {(place.index, place.slot): place for place in self.places}
-                self._clear()
-                self._read(current, 0, old)
-        except BaseException:
+        holders: list[Any] | None = None
+        if len(current) >= seen and all(map(is_, current, self.messages)) and self._holds(self._holders):
+            holders = self._holders
+        elif len(current) >= seen and _equal(current[:seen], self.messages):
+            rebuilt = [current[index] for index in self.by_index]
+            holders = rebuilt if self._holds(rebuilt) else None
+        start = 0 if holders is None else seen
+        readings = [self._dialect.read(message) for message in current[start:]]
+        self._take(current, readings, holders)
+
+    @_whole_or_empty
+    def _take(self, current: list[Any], readings: Sequence[Reading], holders: list[Any] | None) -> None:
+        old: dict[tuple[int, int], Place] = {}
+        repeated: Set[int] = frozenset()
+        if holders is None:
+            old = {(place.index, place.slot): place for place in self.places}
+            repeated = self._remember(current, readings)
             self._clear()
-            raise
+        elif holders is not self._holders:
+            # Equal, but rebuilt by the application: what a view shares must be the new objects.
+            self.changed.update(range(len(self.messages)))
+            self._holders = holders
+        self._read(current, readings, old, repeated)
         self.messages = current
 
+    def _remember(self, current: Sequence[Any], readings: Sequence[Reading]) -> Set[int]:
+        """Keep what was read; return where a new list repeats messages of the model that earlier lists held.
+
+        The same object is the same message, whatever was changed in it; a rebuilt one is known by words and calls.
+        """
+        still, before = set(map(id, current)), set(map(id, self.messages))
+        kept = {
+            index for index in self._spoken if _equal(self.messages[index : index + 1], current[index : index + 1])
+        }
+        for index, calls in self._spoken.items():
+            if index not in kept and id(self.messages[index]) not in still:
+                self._heard.add(self._fingerprint(self.messages[index], calls))
+        self._read_before.update(
+            place.number for place in self.places if place.number is not None and place.index < self._last_news
+        )
+        return kept | {
+            index
+            for index, (message, reading) in enumerate(zip(current, readings, strict=True))
+            if reading.from_model
+            and index not in kept
+            and (id(message) in before or self._fingerprint(message, reading.calls) in self._heard)
+        }
+
+    def _fingerprint(self, message: Any, calls: Iterable[ToolCall]) -> int | None:
+        try:
+            return hash((tuple(self._dialect.message_texts(message)), tuple(call.id for call in calls)))
+        except Exception:  # a message of the model may hold anything; it is passed through
+            return None
+
     def _clear(self) -> None:
-        self.messages, self.places, self.by_number, self.by_index = [], [], {}, {}
-        self.last_model = -1
-        self._turns = []
-        self._open, self._holders, self._copies = {}, [], []
-        self._mutable, self._unnumbered = [], []
-        self.changed = set()
+        """Forget the list; in place, so that it needs no memory where there is none."""
+        for kept in (self.messages, self.places, self._turns, self._holders, self._copies, self._mutable):
+            kept.clear()
+        for known in (self.by_number, self.by_index, self._open, self._spoken):
+            known.clear()
+        self._unnumbered.clear()
+        self._unproven.clear()
+        self.changed.clear()
+        self.last_model = self._last_news = -1
 
     def _holds(self, holders: Sequence[Any]) -> bool:
         """Whether messages with results are what they were, by value; the type of every content counts."""
@@ -171,14 +249,22 @@ class Timeline:
         contents = self._dialect.contents(holders) if self._mutable else []
         return all(_same(contents[at], self.places[at].content) for at in self._mutable)
 
-    def _read(self, messages: Sequence[Any], start: int, old: dict[tuple[int, int], Place]) -> None:
-        for index in range(start, len(messages)):
-            reading = self._dialect.read(messages[index])
+    def _read(
+        self,
+        messages: Sequence[Any],
+        readings: Sequence[Reading],
+        old: dict[tuple[int, int], Place],
+        repeated: Set[int],
+    ) -> None:
+        for index, reading in enumerate(readings, len(messages) - len(readings)):
             self.changed.add(index)
             if reading.from_model:
                 if not self._turns or self.last_model != index - 1:
                     self._turns.append(index)
                 self.last_model = index
+                self._spoken[index] = reading.calls
+                if index not in repeated:
+                    self._last_news = index
             if reading.calls:
                 calls: dict[str, deque[ToolCall]] = {}
                 for call in reading.calls:
@@ -220,73 +306,119 @@ class Timeline:
             self._unnumbered.append(place)
         else:
             self.by_number[place.number] = place
+            self._unproven.append(place)
         return place
 
-    def match(self, index: RecordIndex, archived: Callable[[int], bool], tag_of: TagOf) -> list[Place]:
+    def match(
+        self,
+        index: RecordIndex,
+        archived: Callable[[int], bool],
+        tag_of: TagOf,
+        *,
+        tools_of: ToolsOf | None = None,
+    ) -> list[Place]:
         """Number what the records know; what is returned has to be registered, in list order.
 
-        Orphans and contents that do not encode exactly are never registered; they keep no number.
+        Orphans and contents that do not encode exactly are never registered; they keep no number. A bare result takes
+        no archived record, and lets go of one it has, when no assistant message follows it (then it is a new one), or
+        when it is of a tool that the record is not known under. An orphan's tool is what the result itself names.
 
         Args:
             index: the records.
             archived: whether the record of a number is archived.
             tag_of: the keyed tag of a content.
+            tools_of: the tool names a record is known under; ``None``: tools are not compared.
         """
-        self._release_live_turn(archived)
 
-        def free(place: Place, number: int, form: str) -> bool:
-            new = form == ORIGINAL and place.index > self.last_model
-            return number not in self.by_number and not (new and archived(number))
+        def another(place: Place, number: int, form: str) -> bool:
+            if form != ORIGINAL or not archived(number):
+                return False
+            return place.index > self.last_model or not _among(place, number, tools_of)
 
-        tagged = [(place, tag) for place in self._unnumbered if (tag := place.tag(tag_of)) is not None]
+        strangers: list[Place] = []
+        if tools_of is not None:
+            numbered = ((place, place.number) for place in self._unproven if place.number is not None)
+            strangers = [place for place, number in numbered if not _among(place, number, tools_of)]
+        released = {
+            id(place): place
+            for place in (*self._live_turn(), *strangers)
+            if place.number is not None and another(place, place.number, place.form)
+        }
+        bare = sorted((*self.bare(), *released.values()), key=_position)
+        tagged = [(place, tag) for place in bare if (tag := place.tag(tag_of)) is not None]
+        self._number(index, bare, tagged, self._unproven if tools_of is None else strangers, another)
+        return [place for place, _ in tagged if place.number is None and place.call is not None]
+
+    @_whole_or_empty
+    def _number(
+        self,
+        index: RecordIndex,
+        bare: list[Place],
+        tagged: Sequence[tuple[Place, bytes]],
+        unproven: list[Place],
+        another: Callable[[Place, int, str], bool],
+    ) -> None:
+        for place in bare:
+            if place.number is not None:
+                del self.by_number[place.number]
+                place.number = None
+                self.changed.add(place.index)
+        self._unnumbered, self._unproven = bare, unproven
         for place, tag in tagged:
-            if place.before is not None:
+            if place.before is not None and place.before not in self.by_number:
                 form = index.form(place.call_id, tag, place.before)
-                if form is not None and free(place, place.before, form):
+                if form is not None and not another(place, place.before, form):
                     self.give(place, place.before, form)
         # What is not free for one place is not free for a later one that looks the same: each candidate is seen once.
-        candidates: dict[tuple[bytes, bytes, bool], Iterator[tuple[int, str]]] = {}
+        candidates: dict[tuple[Any, ...], Iterator[tuple[int, str]]] = {}
         for place, tag in sorted(tagged, key=_is_orphan):
-            alike = (place.call_id, tag, place.index > self.last_model)
+            alike = (place.call_id, tag, place.index > self.last_model, place.tools)
             if place.number is None:
                 if alike not in candidates:
                     candidates[alike] = iter(index.find(place.call_id, tag))
                 for number, form in candidates[alike]:
-                    if free(place, number, form):
+                    if number not in self.by_number and not another(place, number, form):
                         self.give(place, number, form)
                         break
         self.settle()
-        return [place for place, _ in tagged if place.number is None and place.call is not None]
 
-    def _release_live_turn(self, archived: Callable[[int], bool]) -> None:
-        """A bare result that no assistant message follows is a new one, whatever archived record it equals."""
-        for place in reversed(self.places):
-            if place.index <= self.last_model:
-                break
-            if place.number is not None and place.form == ORIGINAL and archived(place.number):
-                del self.by_number[place.number]
-                place.number = None
-                self._unnumbered.append(place)
-                self.changed.add(place.index)
-        self._unnumbered.sort(key=_position)
+    def _live_turn(self) -> Iterator[Place]:
+        """Results that no assistant message follows."""
+        return takewhile(lambda place: place.index > self.last_model, reversed(self.places))
 
+    @_whole_or_empty
     def give(self, place: Place, number: int, form: str = ORIGINAL) -> None:
         """The place has this number from now on."""
         place.number, place.form = number, form
         self.by_number[number] = place
+        self._unproven.append(place)
         self.changed.add(place.index)
 
+    @_whole_or_empty
     def forget_numbers(self) -> None:
         """No place has a number any more; the list itself is kept."""
         for place in self.places:
             place.number, place.form = None, ORIGINAL
         self.by_number = {}
-        self._unnumbered = list(self.places)
+        self._unnumbered, self._unproven = list(self.places), []
+        self._read_before = set()
         self.changed.update(self.by_index)
 
     def settle(self) -> None:
         """Forget the places that were just given numbers from the list of those without."""
-        self._unnumbered = [place for place in self._unnumbered if place.number is None]
+        self._unnumbered = self.bare()
+
+    def is_read(self, place: Place) -> bool:
+        """Whether the model spoke after it had a result before it.
+
+        An assistant message after the result counts when it came in the same list as the result, or later; not when
+        an earlier list held it already, before there was this result. In the first list every one counts, and so does
+        every one that a list grew by. What was read once stays so as long as this timeline lives.
+
+        Args:
+            place: of the current list.
+        """
+        return place.index < self._last_news or place.number in self._read_before
 
     def turns_after(self, index: int) -> int:
         """How often the model spoke after a message; messages of its own in a row are one turn."""
@@ -294,7 +426,7 @@ class Timeline:
 
     def bare(self) -> list[Place]:
         """Results without a number."""
-        return list(self._unnumbered)
+        return [place for place in self._unnumbered if place.number is None]
 
 
 def _position(place: Place) -> tuple[int, int]:
@@ -303,6 +435,11 @@ def _position(place: Place) -> tuple[int, int]:
 
 def _is_orphan(tagged: tuple[Place, bytes]) -> bool:
     return tagged[0].call is None
+
+
+def _among(place: Place, number: int, tools_of: ToolsOf | None) -> bool:
+    """Whether a record is known under every tool that a place tells of."""
+    return tools_of is None or set(place.tools).issubset(tools_of(number))
 
 
 def _private(content: Any) -> Any:

@@ -8,13 +8,14 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
 from evidence_archive.errors import FormatError
 
 __all__ = [
+    "NESTING_MAX",
     "Content",
     "Encoded",
     "Facts",
@@ -48,8 +49,15 @@ FIELD_BYTES_MAX = 1024
 NAME_CHARS_MAX = 256
 """Longest org, subject, role or session id, in characters."""
 
+NESTING_MAX = 64
+"""Most lists and dicts inside one another that a content may have to be eligible, the outermost list included."""
+
 _ABSENT = b"\xff\xff\xff\xff"
 _LENGTHS = tuple(size.to_bytes(4, "big") for size in range(FIELD_BYTES_MAX + 1))
+_EPOCH = datetime(1970, 1, 1)  # naive: every time here is UTC, and the ``Z`` is written by hand
+_SECONDS_MIN = (datetime.min - _EPOCH) // timedelta(seconds=1)
+_SECONDS_MAX = (datetime.max - _EPOCH) // timedelta(seconds=1)
+_LEAVES = (str, int, float, bool, type(None))
 _RESULT_ID = re.compile(r"r([1-9][0-9]{0,17})", re.ASCII)
 
 
@@ -109,14 +117,16 @@ def format_time(time_us: int) -> str:
     """A time as ``2026-11-30T01:02:03Z``; fractions of a second are cut.
 
     Args:
-        time_us: microseconds since 1970-01-01 UTC.
+        time_us: microseconds since 1970-01-01 UTC, any integer. A time before year 1 or after year 9999 is told as
+            the nearest second that has a name: ``0001-01-01T00:00:00Z`` or ``9999-12-31T23:59:59Z``.
     """
-    return _format_seconds(time_us // 1_000_000)
+    return _format_seconds(min(max(time_us // 1_000_000, _SECONDS_MIN), _SECONDS_MAX))
 
 
 @lru_cache(maxsize=256)
 def _format_seconds(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # Counted from the epoch: how the platform formats years below 1000, or takes negative times, differs.
+    return (_EPOCH + timedelta(seconds=seconds)).isoformat() + "Z"
 
 
 # --- canonical encoding -----------------------------------------------------------------------------------------
@@ -186,14 +196,14 @@ def encode_exact(content: object) -> Encoded | None:
 
     A ``str`` becomes UTF-8 with ``surrogatepass``; a list of parts becomes compact ASCII JSON with its key order.
     Not eligible, hence ``None``: other types and subclasses, NaN and infinities, tuples, keys that are not strings,
-    surrogates that JSON would join, nesting too deep to encode.
+    surrogates that JSON would join, more than :data:`NESTING_MAX` lists and dicts inside one another.
 
     Args:
         content: what a tool message holds.
     """
     if type(content) is str:
         return Encoded(content.encode("utf-8", "surrogatepass"), "text")
-    if type(content) is not list:
+    if type(content) is not list or not _is_plain(content):
         return None
     try:
         data = json.dumps(content, ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode("ascii")
@@ -202,6 +212,23 @@ def encode_exact(content: object) -> Encoded | None:
     except (TypeError, ValueError, RecursionError):
         return None
     return Encoded(data, "parts")
+
+
+def _is_plain(content: list[Any]) -> bool:
+    """Whether it is of JSON's types throughout and nested within bounds; level by level, each object once in one."""
+    level: dict[int, Any] = {id(content): content}
+    for _ in range(NESTING_MAX):
+        inner: dict[int, Any] = {}
+        for value in level.values():
+            for item in value.values() if type(value) is dict else value:
+                if type(item) is dict or type(item) is list:
+                    inner[id(item)] = item
+                elif type(item) not in _LEAVES:
+                    return False
+        if not inner:
+            return True
+        level = inner
+    return False
 
 
 def decode_exact(data: bytes, encoding: str) -> Content:
@@ -232,20 +259,27 @@ def same_value(left: object, right: object) -> bool:
     Args:
         left, right: what messages hold: text, numbers, lists, dicts with string keys.
     """
-    if type(left) is not type(right):
-        return False
-    if type(left) is dict and type(right) is dict:
-        return (
-            len(left) == len(right)
-            and all(type(key) is str for key in right)
-            and list(left) == list(right)
-            and all(same_value(value, right[key]) for key, value in left.items())
-        )
-    if type(left) is list and type(right) is list:
-        return len(left) == len(right) and all(map(same_value, left, right))
-    if type(left) is float:
-        return repr(left) == repr(right)
-    return left == right
+    pairs = [(left, right)]
+    compared: set[tuple[int, int]] = set()
+    while pairs:  # no recursion: nothing is too deep, and what holds itself is looked at once
+        one, other = pairs.pop()
+        if type(one) is not type(other):
+            return False
+        if type(one) in (dict, list):
+            if (id(one), id(other)) in compared:
+                continue
+            compared.add((id(one), id(other)))
+        if type(one) is dict and type(other) is dict:
+            if not all(type(key) is str for key in other) or list(one) != list(other):
+                return False
+            pairs.extend(zip(one.values(), other.values(), strict=True))
+        elif type(one) is list and type(other) is list:
+            if len(one) != len(other):
+                return False
+            pairs.extend(zip(one, other, strict=True))
+        elif not (repr(one) == repr(other) if type(one) is float else one == other):
+            return False
+    return True
 
 
 # --- who, what --------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ _LIMIT_BOUNDS: Mapping[str, tuple[int, int]] = {
     "label_chars_min": (1, 1_000_000),
     "note_chars_max": (100, 20_000),
     "batch_items_max": (1, 1_000),
-    "original_bytes_max": (1_024, 1024 * 1024 * 1024),
+    "original_bytes_max": (1_024, 512 * 1024 * 1024),  # the most an envelope holds
     "restore_tokens_max": (100, 1_000_000),
     "restores_per_turn_max": (1, 100),
     "pattern_matches_max": (1, 10_000),
@@ -514,6 +514,7 @@ class Outcome:
         description: what was asked.
         passed: ``got`` meets ``expected``.
         got, expected: in words.
+        explained: ``got`` with the rule that decided and its reason.
     """
 
     index: int
@@ -521,6 +522,7 @@ class Outcome:
     passed: bool
     got: str
     expected: str
+    explained: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -764,8 +766,10 @@ class Policy:
         facts = _facts_of(test)
         got: list[str] = []
         expected: list[str] = []
+        decided: list[str] = []
         if test.expect is not None:
             decision = self.decide_archive(facts)
+            decided.append(f"{decision.effect} by {decision.rule_id} ({self._reason(decision, facts)})")
             got.append(decision.effect + (f" by {decision.rule_id}" if test.rule else ""))
             expected.append(test.expect + (f" by {test.rule}" if test.rule else ""))
         if test.restore is not None:
@@ -779,7 +783,17 @@ class Policy:
         if test.retention_days is not None:
             got.append(f"kept {self.retention_days(facts) or 0} days")
             expected.append(f"kept {test.retention_days} days")
-        return Outcome(index, _description_of(test), got == expected, ", ".join(got), ", ".join(expected))
+        explained = decided + got[len(decided) :]
+        return Outcome(
+            index, _description_of(test), got == expected, ", ".join(got), ", ".join(expected), ", ".join(explained)
+        )
+
+    def _reason(self, decision: Decision, facts: Facts) -> str:
+        """Why a rule decided: its author's reason, unless it only did so for want of a text."""
+        rules = self._compiled.archive
+        if facts.text is None and any(rule.found and rule.decision.rule_id == decision.rule_id for rule in rules):
+            return "no text given, so its content rule counts as matched"
+        return decision.reason
 
     def _warnings(self) -> Iterator[str]:
         compiled = self._compiled
@@ -824,8 +838,25 @@ def _syntax(words: str, text: str) -> str:
     found = re.search(r"\(at line (\d+), column (\d+)\)", words)
     lines = text.split("\n")
     line, column = found.groups() if found else (len(lines), len(lines[-1]) + 1)
-    what = re.split(r"['\"(\[]", words)[0].strip().lower()
-    return f"line {line}, column {column}: {what or 'a syntax error'}"
+    said = words.partition(" (at ")[0]
+    own = next((what for head, what in _SYNTAX_WORDS.items() if said.startswith(head)), None)
+    if own is None and (said.startswith(_SYNTAX_SAFE) or not re.search(r"['\"(\[]", said)):
+        own = said[:1].lower() + said[1:]
+    return f"line {line}, column {column}: {own or 'a syntax error'}"
+
+
+_SYNTAX_SAFE = ("Expected ", "Unescaped ")
+"""What the parser quotes behind these words is TOML's punctuation."""
+
+_SYNTAX_WORDS = {
+    "Cannot declare ": "a table is declared twice",
+    "Cannot mutate immutable ": "an inline table or array is added to",
+    "Cannot redefine ": "a table or key is defined twice",
+    "Duplicate inline table key ": "an inline table holds a key twice",
+    "Found invalid character ": "a character that is not allowed there",
+    "Illegal character ": "a character that is not allowed there",
+}
+"""What is said instead where the parser quotes the author's text."""
 
 
 def _facts_of(test: _Test) -> Facts:

@@ -126,10 +126,15 @@ class Records:
 
     def match(self) -> list[Place]:
         """Number the timeline's results from the records; what is returned is unknown."""
-        return self.timeline.match(self.index, self._archived, self.tag)
+        return self.timeline.match(self.index, self._archived, self.tag, tools_of=self._tools_of)
 
     def _archived(self, number: int) -> bool:
         return self.rows[number].state == "archived"
+
+    def _tools_of(self, number: int) -> frozenset[str]:
+        row = self.rows[number]
+        names = (row.tool_name, *(() if row.result_tool_name is None else (row.result_tool_name,)))
+        return frozenset(map(text_of, names))
 
     def tag(self, content: Any) -> bytes | None:
         """The keyed tag of a content, ``None`` when it does not encode exactly.
@@ -431,7 +436,7 @@ class Records:
 
     def is_read(self, place: Place) -> bool:
         """Whether the model spoke, or called us, after a result came into view."""
-        return place.index < self.timeline.last_model or place.number in self.answered
+        return self.timeline.is_read(place) or place.number in self.answered
 
     def facts_row(self, row: ResultRow) -> ResultRow:
         """Whose facts count: a restored copy has those of what it was taken from."""

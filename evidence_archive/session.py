@@ -214,12 +214,12 @@ class Session:
         """The exact content of a result of this session, or an exact part of it, for a program; no cap on its size.
 
         The grant is audited before this returns. A result that is not archived comes from the messages of the newest
-        view.
+        view, and is no restore from the archive: it leaves no entry.
 
         Args:
             result_id: such as ``r7``.
             lines, pattern, context_lines, pointer: at most one selector, as in ``restore_evidence``.
-            reason: kept sealed with the audit entry.
+            reason: kept sealed with the audit entry; at most 2,000 characters.
 
         Raises:
             NotAvailableError: unknown, in no view, or forbidden.

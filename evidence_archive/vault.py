@@ -1,8 +1,10 @@
 """One org's keys, store and audit log, and the one read path there is.
 
-A restore goes: find by org, session and number in one statement -> check the rows' seals -> permission -> open in
-memory (cipher, length and sha256 agree) -> commit the audit entry -> release. If the entry cannot be committed,
-nothing is released; what is unknown, foreign and forbidden takes the same path and ends in the same error.
+A restore goes: find by org, session and number, and once more what it is a copy of -> check the rows' seals ->
+permission -> open in memory (digest of the envelope, cipher, length and sha256 agree) -> commit the audit entry ->
+release. If the entry cannot be committed, nothing is released; what is unknown, foreign and forbidden takes the same
+path and ends in the same error. A live result, whose content the application's messages still hold, is not restored
+from here: a session takes it from them, and no entry is written.
 """
 
 import os
@@ -70,6 +72,7 @@ from evidence_archive.sealing.keyring import (
 )
 
 __all__ = [
+    "OTHER_PROCESS",
     "Also",
     "AuditReport",
     "Found",
@@ -85,6 +88,14 @@ __all__ = [
 
 LEAVES_PER_READ = 1_000
 """Audit entries fetched at once."""
+
+REASON_CHARS_MAX = 2_000
+"""Longest reason of a restore, in characters."""
+
+SCOPES_HELD_MAX = 10_000
+"""Session keys held in memory; the provider is asked again for one that had to go."""
+
+OTHER_PROCESS = "This archive was opened in another process: open it again after fork."
 
 _GENERATION = 1
 _TRUST = "tool-output"
@@ -136,6 +147,8 @@ class Opened:
 class AuditReport:
     """An org's audit log, read and rehashed.
 
+    The entries are held in memory together, some hundred bytes each: ask a long log from ``start`` on.
+
     Args:
         size: entries the head counts.
         root_hex: RFC 6962 root over the entries as they were read.
@@ -156,7 +169,7 @@ def facts_of(row: ResultRow, *, age_turns: int = 0, text: str | None = None) -> 
 
     Args:
         row: the result, or for a restored copy what it was taken from.
-        age_turns: assistant messages after it.
+        age_turns: turns of the model after it; assistant messages in a row are one.
         text: its text, where a rule asks for it.
     """
     called = row.tool_name.decode("utf-8", "surrogatepass")
@@ -190,6 +203,7 @@ class Vault:
         self.closed = False
         self.log = Events(org=row.org)
         self._keys = keys
+        self._pid = os.getpid()
         self._scopes: dict[bytes, ScopeKeys] = {}
         self._lock = threading.Lock()
 
@@ -199,11 +213,15 @@ class Vault:
         return self.policy.limits.store_wait_ms_max
 
     def usable(self) -> None:
-        """Return only if the archive is open.
+        """Return only if the archive is open, and was opened in this process.
+
+        Takes no lock, so that a process that was forked while one was held is refused instead of waiting for it.
 
         Raises:
-            MisuseError: it was closed.
+            MisuseError: it was closed, or opened in another process.
         """
+        if os.getpid() != self._pid:
+            raise MisuseError(OTHER_PROCESS)
         if self.closed:
             raise MisuseError("This archive was closed: open it again.")
 
@@ -302,7 +320,7 @@ class Vault:
         return row, ScopeKeys(scope_id, key, tag_key(key))
 
     def scope_keys(self, row: ScopeRow) -> ScopeKeys:
-        """A session's keys; the provider is asked once per session."""
+        """A session's keys; the provider is asked once per session, while at most ``SCOPES_HELD_MAX`` are in use."""
         with self._lock:
             keys = self._scopes.get(row.scope_id)
         if keys is None:
@@ -316,6 +334,8 @@ class Vault:
             )
             keys = ScopeKeys(row.scope_id, key, tag_key(key))
             with self._lock:
+                if len(self._scopes) >= SCOPES_HELD_MAX:
+                    del self._scopes[next(iter(self._scopes))]
                 self._scopes[row.scope_id] = keys
         return keys
 
@@ -505,12 +525,15 @@ class Vault:
 
         Args:
             part: which part is released, in the form it is stored, without free text; ``None`` for the whole.
-            reason: what was given as the reason; stored sealed.
+            reason: what was given as the reason, at most ``REASON_CHARS_MAX`` characters; stored sealed.
             also: writes more in the same transaction (the copy that an answer adds to a conversation).
 
         Raises:
+            FormatError: the reason is too long, or no text; nothing is released.
             StoreBusyError: the result changed meanwhile; nothing is released.
         """
+        if reason is not None and not (isinstance(reason, str) and len(reason) <= REASON_CHARS_MAX):
+            raise FormatError(f"A reason is None, or a string of at most {REASON_CHARS_MAX:,} characters.")
         session_id, number = found.session.session_id, found.row.number
         with self.store.writing(self.store_wait_ms, audited=True) as writer:
             again = writer.find(session_id, number)

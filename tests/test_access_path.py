@@ -245,7 +245,7 @@ def test_a_granted_restore_would_be_seen_by_these_eyes(place: Place) -> None:
 
 def test_a_lookup_in_two_steps_would_leak_by_its_statements(place: Place) -> None:
     def two_steps(principal: Principal, session_id: str, result: str) -> None:
-        vault = place.archive._vault(principal.org)
+        vault = place.archive._vault(principal)
         with vault.store.reading(vault.store_wait_ms) as reader:
             session = reader.session(session_id)
             if session is None:

@@ -29,6 +29,7 @@ from evidence_archive import (
     Principal,
 )
 from evidence_archive.errors import KeyringError, SealBrokenError, StoreError
+from evidence_archive.keys import FileKeys
 from evidence_archive.model import checked_name
 from evidence_archive.policy import Policy
 
@@ -76,6 +77,14 @@ def test_an_archive_opens_with_paths_as_text_or_as_paths_and_with_the_default_po
         ({"objects": "somewhere"}, FormatError),
         ({"url": "postgresql://u:p@h/d"}, StoreError),
         ({"url": ""}, StoreError),
+        ({"url": "sqlite:///a\0b"}, StoreError),
+        ({"url": "sqlite:///a\ud800b"}, StoreError),
+        ({"url": "sqlite://h:x/y.db"}, StoreError),
+        ({"url": "sqlite://h/y.db"}, StoreError),
+        ({"url": "sqlite:///y.db?mode=memory"}, StoreError),
+        ({"url": "sqlite:////" + "n" * 5_000}, StoreError),
+        ({"url": "sqlite:////" + "n" * 5_000, "create": False}, StoreError),
+        ({"url": None}, StoreError),
     ],
 )
 def test_what_cannot_be_opened_is_a_typed_error_and_makes_nothing(
@@ -92,7 +101,7 @@ def test_the_repr_tells_place_and_policy_and_no_secret(desk: Desk) -> None:
         assert repr(archive) == f"Archive('{desk.url}', policy={archive.policy.name!r})"
         root = json.loads(desk.keys.read_text())["keys"]["1"]
         session = filled(archive)
-        vault = archive._vault(OWNER.org)
+        vault = archive._vault(OWNER)
         for shown in (archive, session, vault, vault.around, vault.around.keys, vars(vault), vars(archive)):
             assert root not in repr(shown)
             assert "made-up" not in repr(shown)
@@ -105,6 +114,123 @@ def test_a_password_in_a_url_is_not_shown(desk: Desk) -> None:
     with desk.open() as archive:
         archive._url = _PASSWORD.sub("://", "postgresql://user:s3cr3t@host/db")
         assert "s3cr3t" not in repr(archive)
+
+
+@pytest.mark.parametrize("nobody", [None, "owner", ("north-clinic", "owner"), Principal], ids=repr)
+def test_whoever_asks_must_be_a_principal(desk: Desk, nobody: Any) -> None:
+    with desk.open() as archive:
+        filled(archive)
+        before = events(archive)
+        for verb in (
+            lambda: archive.session("case", nobody),
+            lambda: archive.restore("case", "r1", principal=nobody),
+            lambda: archive.results("case", principal=nobody),
+            lambda: archive.audit(principal=nobody),
+            lambda: archive.resume("case", principal=nobody),
+        ):
+            with pytest.raises(FormatError, match="Principal"):
+                verb()
+        assert events(archive) == before
+
+
+@pytest.mark.parametrize("reason", [7, b"why", ["why"], "y" * 2_001], ids=["int", "bytes", "list", "long"])
+def test_a_reason_that_is_no_text_or_too_long_releases_and_logs_nothing(desk: Desk, reason: Any) -> None:
+    with desk.open() as archive:
+        session = filled(archive)
+        before = events(archive)
+        with pytest.raises(FormatError, match="reason"):
+            archive.restore("case", "r1", principal=OWNER, reason=reason)
+        with pytest.raises(FormatError, match="reason"):
+            session.restore("r1", reason=reason)
+        assert events(archive) == before
+        assert archive.restore("case", "r1", principal=OWNER, reason="\ud800" * 2_000).content == CONTENT
+
+
+def test_asking_for_an_org_that_was_never_used_makes_none(desk: Desk) -> None:
+    nowhere = Principal(org="never-used", subject="owner")
+    with desk.open() as archive:
+        filled(archive)
+        for verb in (
+            lambda: archive.restore("case", "r1", principal=nowhere),
+            lambda: archive.results("case", principal=nowhere),
+            lambda: archive.audit(principal=nowhere),
+            lambda: archive.resume("case", principal=nowhere),
+        ):
+            with pytest.raises(NotAvailableError):
+                verb()
+    with closing(sqlite3.connect(desk.database)) as straight:
+        assert straight.execute("SELECT org FROM orgs").fetchall() == [(OWNER.org,)]
+
+
+class SlowKeys:
+    """A provider that, for one org, answers when it is told to; it counts what it unwraps."""
+
+    def __init__(self, keys: FileKeys, org: str) -> None:
+        self._keys, self._org = keys, org
+        self.asked, self.go, self.unwrapped = threading.Event(), threading.Event(), 0
+
+    def fingerprint(self, org: str, version: int) -> bytes:
+        if org == self._org:
+            self.asked.set()
+            assert self.go.wait(30)
+        return self._keys.fingerprint(org, version)
+
+    def unwrap(self, org: str, version: int, wrapped: bytes, context: bytes) -> bytes:
+        self.unwrapped += 1
+        return self._keys.unwrap(org, version, wrapped, context)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._keys, name)
+
+
+def asking(archive: Archive, principal: Principal, told: list[Any]) -> threading.Thread:
+    def ask() -> None:
+        try:
+            told.append(archive.audit(principal=principal).size)
+        except EvidenceArchiveError as error:
+            told.append(type(error))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread
+
+
+def test_a_slow_key_provider_of_one_org_keeps_neither_others_nor_closing_waiting(desk: Desk) -> None:
+    elsewhere = Principal(org="south-clinic", subject="owner")
+    with desk.open() as archive:
+        filled(archive)
+        archive.session("case", elsewhere)
+    keys = SlowKeys(FileKeys(desk.keys), OWNER.org)
+    archive = desk.open(keys=keys)
+    waiting, others = [], []
+    slow = [asking(archive, OWNER, waiting) for _ in range(3)]
+    assert keys.asked.wait(30)
+    other = asking(archive, elsewhere, others)
+    other.join(10)
+    assert (others, waiting) == ([archive.audit(principal=elsewhere).size], [])
+    closer = threading.Thread(target=archive.close)
+    closer.start()
+    closer.join(10)
+    assert not closer.is_alive()
+    keys.go.set()
+    for thread in slow:
+        thread.join(30)
+    assert waiting == [MisuseError] * 3
+
+
+def test_threads_that_use_an_org_first_at_once_ask_its_provider_once(desk: Desk) -> None:
+    with desk.open() as archive:
+        filled(archive)
+    keys = SlowKeys(FileKeys(desk.keys), OWNER.org)
+    with desk.open(keys=keys) as archive:
+        told: list[Any] = []
+        threads = [asking(archive, OWNER, told) for _ in range(8)]
+        assert keys.asked.wait(30)
+        keys.go.set()
+        for thread in threads:
+            thread.join(30)
+        assert (len(told), len(set(told)), keys.unwrapped) == (8, 1, 1)
+        assert archive._opening == {}
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------
@@ -402,8 +528,8 @@ def worked_through(watch: Watch, canaries: dict[str, str]) -> None:
         restored = session.restore("r1", reason=canaries["reason"])
         assert restored.content == text
         watch.take(restored, session._records.rows, vars(session._records).keys())
-        found = archive._vault(OWNER.org).find(OWNER, "case", "r1")
-        watch.take(found, archive._vault(OWNER.org).opened(OWNER, found))
+        found = archive._vault(OWNER).find(OWNER, "case", "r1")
+        watch.take(found, archive._vault(OWNER).opened(OWNER, found))
         call = json.loads(restore_call("r3"))
         talk.ours(session, "restore_evidence", json.dumps({**call, "reason": canaries["model reason"]}))
         talk.say()

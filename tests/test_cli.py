@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from evidence_archive import Archive, Principal
 from evidence_archive.cli import main, render
@@ -122,18 +123,27 @@ def test_the_version_is_that_of_the_package(capsys):
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "whose"),
     [
-        ["nonsense"],
-        ["demo", "--nonsense"],
-        ["replay"],
-        ["results", "case"],
-        ["keys"],
-        ["replay", "x", "--batch-min", "0"],
+        (["nonsense"], ""),
+        (["demo", "--nonsense"], " demo"),
+        (["replay"], " replay"),
+        (["results", "case"], " results"),
+        (["keys"], " keys"),
+        (["policy", "check"], " policy check"),
+        (["replay", "x", "--batch-min", "0"], " replay"),
     ],
 )
-def test_wrong_usage_is_one_sentence_and_exit_2(words, capsys):
-    assert "evidence-archive --help" in failed(capsys, 2, main(words))
+def test_wrong_usage_is_one_sentence_and_names_the_help_of_the_command(words, whose, capsys):
+    assert f"See 'evidence-archive{whose} --help'" in failed(capsys, 2, main(words))
+
+
+@pytest.mark.parametrize("command", [[], ["keys"], ["policy"], *COMMANDS], ids=" ".join)
+def test_help_cuts_no_sentence_and_names_values_by_what_they_are(command, capsys):
+    assert main([*command, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "..." not in out.replace("[ARGS]...", "").replace("{FILE}...", "")
+    assert not any(f"-{name} <" in out for name in ("url", "keys", "out", "tool", "keep", "min", "lines", "role"))
 
 
 def test_with_json_a_failure_is_one_document_too(capsys):
@@ -156,6 +166,7 @@ def broken(error):
     [
         (RuntimeError("words of evidence"), 70, "Unexpected RuntimeError"),
         (KeyboardInterrupt(), 130, "Interrupted"),
+        (typer.Abort(), 130, "Interrupted"),
         (OSError(28, "No space left on device", "words of evidence"), 1, "No space left on device"),
     ],
 )
@@ -176,6 +187,21 @@ def test_for_debugging_the_unexpected_is_raised(monkeypatch):
 def program(*words, **named):
     start = "import sys; from evidence_archive.cli import main; sys.exit(main())"
     return subprocess.run([sys.executable, "-c", start, *words], capture_output=True, check=False, **named)
+
+
+def test_an_interrupt_while_the_program_loads_is_one_sentence():
+    start = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from evidence_archive.cli import main\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", start, "demo", "--json"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (130, b"Error: Interrupted: nothing is half done.\n")
+    assert json.loads(done.stdout)["error"]["exit_code"] == 130
 
 
 def test_a_reader_that_goes_away_ends_the_program_quietly():
@@ -239,6 +265,7 @@ def test_results_are_listed_for_people(store, capsys):
     assert store.run("results", "case-4711") == 0
     out = capsys.readouterr().out
     assert "4 results, 3 archived." in out
+    assert "?" not in out
     assert [line.split()[:1] for line in out.splitlines() if "logs.read" in line] == [["r1"], ["r2"], ["r3"], ["r4"]]
     assert "line 1 of the log" not in out
     assert "secret note" not in out
@@ -323,8 +350,31 @@ def test_a_file_that_exists_is_not_overwritten_and_nothing_is_released(store, tm
     assert "restore.granted" not in events
 
 
-def test_a_folder_that_is_not_there_is_one_sentence(store, tmp_path, capsys):
-    failed(capsys, 1, store.run("restore", "case-4711", "r1", "--out", str(tmp_path / "none" / "original")))
+def events(store, capsys):
+    capsys.readouterr()
+    assert store.run("audit", "--json") == 0
+    return [entry["event"] for entry in json.loads(capsys.readouterr().out)["entries"]]
+
+
+def test_a_folder_that_is_not_there_is_named_and_nothing_is_released(store, tmp_path, capsys):
+    path = tmp_path / "none" / "original"
+    assert str(path) in failed(capsys, 2, store.run("restore", "case-4711", "r1", "--out", str(path)))
+    assert "restore.granted" not in events(store, capsys)
+
+
+def test_a_refused_restore_leaves_no_file_behind(store, tmp_path, capsys):
+    path = tmp_path / "original"
+    failed(capsys, 12, store.run("restore", "case-4711", "r999", "--out", str(path)))
+    assert not path.exists()
+
+
+def test_a_file_that_cannot_be_written_is_named_and_removed(store, tmp_path, capsys, monkeypatch):
+    path = tmp_path / "original"
+    full = broken(OSError(28, "No space left on device"))
+    monkeypatch.setattr("evidence_archive.cli.inspect._bytes_of", full)
+    err = failed(capsys, 1, store.run("restore", "case-4711", "r1", "--out", str(path)))
+    assert f"{path} could not be written (No space left on device)" in err
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("result_id", CONTENTS)
@@ -339,6 +389,73 @@ def test_an_original_comes_as_json_equal_in_type_and_value(store, result_id, cap
         f"call_{int(result_id[1]) - 1}",
         None,
     )
+
+
+def test_whose_digest_it_is_stands_in_its_name(store, tmp_path, capsys):
+    digest = hashlib.sha256(LOG.encode()).hexdigest()
+    assert store.run("restore", "case-4711", "r2", "--lines", "1-2", "--json") == 0
+    part = json.loads(capsys.readouterr().out)
+    assert (part["original_sha256"], part["original_size_bytes"]) == (digest, len(LOG))
+    assert part["part"] == "lines 1-2 of 100"
+    assert not {"sha256", "size_bytes"} & set(part)
+    path = tmp_path / "original"
+    assert store.run("restore", "case-4711", "r2", "--json", "--out", str(path)) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert (whole["sha256"], whole["out"], "content" in whole) == (digest, str(path), False)
+    assert path.read_text() == LOG
+
+
+def test_stderr_says_which_part_it_is(store, capsys):
+    assert store.run("restore", "case-4711", "r2", "--lines", "10-12") == 0
+    assert capsys.readouterr().err == "Part of r2 from logs.read: lines 10-12 of 100.\n"
+
+
+def test_a_search_without_a_match_says_so_loudly(store, capsys):
+    assert store.run("restore", "case-4711", "r2", "--pattern", "nowhere") == 0
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "WARNING: NOTHING MATCHED in r2: 0 matches of a pattern in 100 lines.\n")
+
+
+def test_matches_that_were_cut_are_said_loudly_wherever_the_part_goes(store, tmp_path, capsys):
+    policy = tmp_path / "few.toml"
+    text = (ROOT / "policies" / "default.toml").read_text("utf-8")
+    policy.write_text(text + "\n[limits]\npattern_matches_max = 7\n", "utf-8")
+    words = ["restore", "case-4711", "r2", "--policy", str(policy), "--pattern"]
+    for more in ([], ["--json"], ["--out", str(tmp_path / "part")]):
+        assert store.run(*words, "line", *more) == 0
+        err = capsys.readouterr().err
+        assert err.startswith("WARNING: CUT in r2: 7 of 100 matches")
+        assert "93 matches not shown" in err
+    assert store.run(*words, "line 77 ") == 0
+    assert "WARNING" not in capsys.readouterr().err
+
+
+def test_only_a_part_gets_a_line_feed_at_its_end_and_only_on_stdout(store, tmp_path, capsysbinary):
+    path = tmp_path / "part"
+    for lines, end in (("100", b"\n"), ("99-100", b"\n"), ("98-99", b"")):
+        assert store.run("restore", "case-4711", "r2", "--lines", lines, "--out", str(path)) == 0
+        capsysbinary.readouterr()
+        assert store.run("restore", "case-4711", "r2", "--lines", lines) == 0
+        assert capsysbinary.readouterr().out == path.read_bytes() + end
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--lines", "1-2", "--pattern", "x"],
+        ["--lines", "x"],
+        ["--pattern", ""],
+        ["--context-lines", "3"],
+        ["--pattern", "x", "--context-lines", "99"],
+        ["--pointer", "x"],
+    ],
+)
+def test_a_wrong_selector_is_named_as_an_option(store, words, capsys):
+    err = failed(capsys, 40, store.run("restore", "case-4711", "r2", *words))
+    assert "--" in err
+    assert "null" not in err
+    assert "context_lines" not in err
 
 
 def test_a_part_comes_exactly(store, capsysbinary, tmp_path):
@@ -381,6 +498,83 @@ def test_a_role_opens_what_the_policy_says(store, tmp_path, capsys):
     failed(capsys, 12, store.run(*words[:3], *words[4:], "--role", "cook", subject="somebody"))
 
 
+# --- under which policy -----------------------------------------------------------------------------------------
+
+CAREFUL = """
+[policy]
+name = "careful"
+version = 1
+default = "allow"
+
+[[archive]]
+id = "ssn"
+tools = ["records.*"]
+content = "SSN"
+effect = "never"
+
+[[archive]]
+id = "old"
+tools = ["memory.*"]
+age_turns_min = 2
+effect = "never"
+
+[[archive]]
+id = "signed"
+tools = ["consent.*"]
+effect = "never"
+"""
+
+
+@pytest.fixture
+def careful(store):
+    """The arguments that name a store used under a policy with rules on words and age."""
+    path = store.folder / "careful.toml"
+    path.write_text(CAREFUL, "utf-8")
+    names = ["records.read", "memory.read", "consent.read", "logs.read"]
+    messages = talk([f"made up {name}" for name in names])
+    for at, name in enumerate(names):
+        messages[1 + 2 * at]["tool_calls"][0]["function"]["name"] = name
+    with Archive.open(store.url, keys=store.keys, policy=path) as archive:
+        archive.session("careful", OWNER).view(messages)
+    return ["--policy", str(path)]
+
+
+@pytest.mark.parametrize("words", [["results", "careful"], ["results", "case-4711"], ["restore", "case-4711", "r2"]])
+def test_a_policy_that_was_forgotten_is_asked_for(store, careful, words, capsys, monkeypatch):
+    err = failed(capsys, 10, store.run(*words))
+    assert "--policy or EVIDENCE_ARCHIVE_POLICY" in err
+    assert store.run(*words, *careful) == 0
+    assert store.run(*words, "--policy", str(ROOT / "policies" / "default.toml")) == 0
+    monkeypatch.setenv("EVIDENCE_ARCHIVE_POLICY", careful[1])
+    assert store.run(*words) == 0
+
+
+def test_a_restore_under_a_named_policy_does_not_change_which_one_is_asked_for(store, careful, capsys):
+    assert store.run("restore", "case-4711", "r2", "--policy", str(ROOT / "policies" / "default.toml")) == 0
+    capsys.readouterr()
+    failed(capsys, 10, store.run("restore", "case-4711", "r1"))
+
+
+@pytest.mark.parametrize("words", [["audit"], ["resume", "case-4711"]])
+def test_what_does_not_depend_on_the_policy_does_not_ask_for_it(store, careful, words):
+    assert store.run(*words) == 0
+
+
+def test_protection_that_hangs_on_words_or_age_is_not_guessed(store, careful, capsys):
+    assert store.run("results", "careful", *careful, "--json") == 0
+    found = json.loads(capsys.readouterr().out)["results"]
+    assert [(info["tool"], info["protected_by"], info["protection_known"]) for info in found] == [
+        ("records.read", None, False),
+        ("memory.read", None, False),
+        ("consent.read", "signed", True),
+        ("logs.read", None, True),
+    ]
+    assert store.run("results", "careful", *careful) == 0
+    out = capsys.readouterr().out
+    assert [line.split()[4] for line in out.splitlines() if ".read" in line] == ["?", "?", "signed", "-"]
+    assert "? depends on the text or age" in out
+
+
 # --- what may go wrong with the store ---------------------------------------------------------------------------
 
 
@@ -399,11 +593,27 @@ def test_wrong_keys_are_the_keys_fault_and_change_nothing(store, tmp_path, capsy
     assert store.database.read_bytes() == before
 
 
-def test_missing_keys_say_so(store, tmp_path, capsys):
-    failed(capsys, 21, store.run("results", "case-4711", keys=tmp_path / "none.keys"))
+@pytest.mark.parametrize("command", [["results", "case"], ["restore", "case", "r1"], ["audit"], ["resume", "case"]])
+def test_who_looks_into_a_store_is_told_to_put_its_keys_back(store, command, tmp_path, capsys):
+    damaged = tmp_path / "damaged.keys"
+    damaged.write_text("{}")
+    damaged.chmod(0o600)
+    errors = [failed(capsys, 21, store.run(*command, keys=tmp_path / "none.keys"))]
+    errors.append(failed(capsys, 20, store.run(*command, keys=damaged)))
     options = store.options()
     at = options.index("--keys")
-    failed(capsys, 21, main(["results", "case-4711", *options[:at], *options[at + 2 :]]))
+    errors.append(failed(capsys, 21, main([*command, *options[:at], *options[at + 2 :]])))
+    for err in errors:
+        assert "put back the key file this store was sealed with" in err
+        assert "keys new" not in err
+
+
+@pytest.mark.parametrize("command", [["results", "case"], ["restore", "case", "r1"], ["audit"], ["resume", "case"]])
+def test_looking_into_an_org_that_is_not_there_creates_none(store, command, capsys):
+    failed(capsys, 12, store.run(*command, org="south-clinic"))
+    with sqlite3.connect(store.database) as connection:
+        assert b"south-clinic" not in "\n".join(connection.iterdump()).encode()
+    connection.close()
 
 
 # --- audit and resume -------------------------------------------------------------------------------------------
@@ -477,12 +687,40 @@ def test_a_broken_log_is_listed_with_its_verdict(store, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["intact"] is False
 
 
-def test_resume_lets_a_session_archive_again(store, capsys):
-    assert store.run("resume", "case-4711") == 0
-    assert "may archive again" in capsys.readouterr().out
-    assert store.run("resume", "case-4711", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"session": "case-4711", "suspended": None}
+def damaged(store):
+    """One changed byte in every sealed original."""
+    with sqlite3.connect(store.database) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        (table,) = [name for name in tables if "envelope" in columns_of(connection, name)]
+        for (envelope,) in connection.execute(f"SELECT envelope FROM {table}").fetchall():
+            forged = envelope[:-1] + bytes([envelope[-1] ^ 1])
+            connection.execute(f"UPDATE {table} SET envelope = ? WHERE envelope = ?", (forged, envelope))
+    connection.close()
+
+
+def columns_of(connection, table):
+    return [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+
+
+def test_resume_lets_a_suspended_session_archive_again(store, capsys):
+    damaged(store)
+    for more in ([], ["--json"]):
+        failed(capsys, 31, store.run("restore", "case-4711", "r1"))
+        assert store.run("resume", "case-4711", *more) == 0
+        out = capsys.readouterr().out
+        if more:
+            assert json.loads(out) == {"session": "case-4711", "was": "integrity", "suspended": None}
+        else:
+            assert out == "Session case-4711 was suspended (integrity) and may archive again.\n"
     failed(capsys, 12, store.run("resume", "case-0"))
+
+
+def test_resume_says_when_there_was_nothing_to_resume(store, capsys):
+    assert store.run("resume", "case-4711") == 0
+    assert "was not suspended" in capsys.readouterr().out
+    assert store.run("resume", "case-4711", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"session": "case-4711", "was": None, "suspended": None}
+    assert "session.resumed" not in events(store, capsys)
 
 
 # --- policy -----------------------------------------------------------------------------------------------------
@@ -530,18 +768,45 @@ def test_a_policy_whose_tests_hold_passes(policy, capsys):
     assert main(["policy", "check", policy(POLICY + GOOD_TEST)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("PASS  test[0]")
-    assert "small version 3: 1 tests, 0 failed." in out
+    assert "small version 3: 1 test, 0 failed." in out
 
 
 def test_a_policy_whose_tests_fail_ends_with_1_and_says_what_to_do(policy, capsys):
     path = policy(POLICY + GOOD_TEST + BAD_TEST)
     assert main(["policy", "check", path]) == 1
     out = capsys.readouterr().out
-    assert "FAIL  test[1] prescription.read: got never, expected allow" in out
+    assert "FAIL  test[1] prescription.read: got never by prescription-basis (stays in the record), expected" in out
     assert "policy explain" in out
     assert main(["policy", "check", path, "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["ok"], [test["passed"] for test in document["tests"]]) == (False, [True, False])
+
+
+def test_a_failing_test_says_when_only_the_missing_text_decided(policy, capsys):
+    path = policy(CAREFUL + '[[test]]\ntool = "records.read"\nexpect = "allow"\n')
+    assert main(["policy", "check", path]) == 1
+    words = "got never by ssn (no text given, so its content rule counts as matched), expected allow\n"
+    assert words in capsys.readouterr().out
+    path = policy(CAREFUL + '[[test]]\ntool = "records.read"\ntext = "his SSN"\nexpect = "allow"\n')
+    assert main(["policy", "check", path]) == 1
+    assert "got never by ssn (the rule ssn never allows it)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[policy]\nname", "line 2, column 5: expected '=' after a key in a key/value pair."),
+        ("[policy", "line 1, column 8: expected ']' at the end of a table declaration."),
+        ("[hunter2]\n[hunter2]", "a table is declared twice."),
+        ("a = {hunter2 = 1, hunter2 = 2}", "an inline table holds a key twice."),
+        ("a = {b = 1}\na.hunter2 = 1", "an inline table or array is added to."),
+        ("a = 'hunter2\x01'", "a character that is not allowed there."),
+    ],
+)
+def test_a_syntax_error_is_a_whole_sentence_without_the_text(policy, text, words, capsys):
+    err = failed(capsys, 10, main(["policy", "check", policy(text)]))
+    assert err.endswith(f"{words}\n")
+    assert "hunter2" not in err
 
 
 def test_a_policy_without_tests_that_deny_is_warned_about(policy, capsys):
@@ -601,9 +866,63 @@ def test_the_chart_shows_two_series_by_shape(capsys):
 
 
 def test_a_long_chart_is_thinned_and_keeps_the_last_request():
-    assert render._thinned(list(range(100))) == [*range(0, 99, 4), 99]
-    assert render._thinned([]) == []
+    assert render._thinned(list(range(100)), 4) == [*range(0, 99, 4), 99]
+    assert render._thinned([], 4) == []
     assert len(render.chart(list(range(1, 500)), [])) == render.CHART_ROWS + 2
+
+
+@pytest.mark.parametrize("columns", [40, 50, 60, 80])
+def test_a_chart_fits_the_terminal(columns, monkeypatch):
+    monkeypatch.setattr(render, "width_columns", lambda: columns)
+    lines = render.chart(list(range(1, 200)), list(range(1, 150)))
+    assert max(map(len, lines)) <= columns
+
+
+HEADS, ROWS = ("id", "tool", "tokens"), [("r1", "logs.read", 123456), ("r2", "\N{GRINNING FACE}\n", None)]
+
+
+def test_a_table_that_fits_has_columns_and_no_blanks_at_the_end(capsys):
+    render.table("session x", HEADS, ROWS, numbers=[2])
+    assert capsys.readouterr().out == (
+        "session x\n"
+        "id  tool       tokens\n"
+        "--  ---------  ------\n"
+        "r1  logs.read  123456\n"
+        "r2  \N{GRINNING FACE}\\n            -\n"
+        "\n"
+    )
+
+
+def test_a_table_that_does_not_fit_becomes_a_block_per_record(monkeypatch, capsys):
+    monkeypatch.setattr(render, "width_columns", lambda: 20)
+    render.table("session x", HEADS, ROWS, numbers=[2])
+    render.table("", ("", "whole", ""), [("requests", "12", ""), ("bytes", "", "about 7 of them")])
+    render.table("", ("", ""), [("equal", "15 of 15"), ("restored equal", "15 of 15")])
+    assert capsys.readouterr().out.splitlines() == [
+        "session x",
+        *("id: r1", "  tool: logs.read", "  tokens: 123456"),
+        *("id: r2", "  tool: \N{GRINNING FACE}\\n", "  tokens: -", ""),
+        *("requests", "  whole: 12", "bytes", "  about 7 of them", ""),
+        *("equal: 15 of 15", "restored equal", "  15 of 15", ""),
+    ]
+
+
+@pytest.mark.parametrize("columns", [40, 50, 60, 80])
+@pytest.mark.parametrize("command", [["results", "case-4711"], ["audit"]], ids=" ".join)
+def test_no_terminal_is_too_narrow_for_ids_and_numbers(store, command, columns, monkeypatch, capsys):
+    assert store.run(*command) == 0
+    wide = capsys.readouterr().out
+    assert wide == "".join(f"{line.rstrip()}\n" for line in wide.splitlines())
+    monkeypatch.setattr(render, "width_columns", lambda: columns)
+    assert store.run(*command) == 0
+    narrow = capsys.readouterr().out.split()
+    rows = wide.split("--\n")[1]
+    assert [word for word in rows.split() if word not in narrow] == []
+
+
+def test_counts_are_told_with_their_noun():
+    said = [render.counted(1, "result"), render.counted(0, "result"), render.counted(2_000, "batch", "batches")]
+    assert said == ["1 result", "0 results", "2,000 batches"]
 
 
 def test_records_sets_and_bytes_become_json():

@@ -80,6 +80,37 @@ def test_a_folder_that_exists_is_left_alone(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_demo_that_is_interrupted_leaves_nothing_it_made(error, tmp_path, monkeypatch, capsys):
+    def stopped(folder, progress):
+        (folder / "evidence.db").write_text("half done")
+        raise error
+
+    monkeypatch.setattr(demo_run, "run_demo", stopped)
+    (tmp_path / "mine").mkdir()
+    assert main(["demo", "--keep", str(tmp_path / "mine" / "new" / "kept")]) == (
+        130 if error is KeyboardInterrupt else 70
+    )
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("columns", [40, 50, 60, 80])
+def test_a_narrow_terminal_shows_every_figure(columns, monkeypatch, capsys):
+    from evidence_archive.cli import render
+
+    claims = [demo_run.Claim("it holds", True)]
+    report = demo_run.Report([100, 2_345_678], [100, 1_234_567], 15, 599_717, 15, 2, 2.6, False, claims)
+    monkeypatch.setattr(demo_run, "run_demo", lambda folder, progress: report)
+    monkeypatch.setattr(render, "width_columns", lambda: columns)
+    assert main(["demo"]) == 0
+    out = capsys.readouterr().out
+    for words in ("2,345,678", "1,234,567", "599,717 bytes", "15 of 15", "2.6 ms", "47.4 % less"):
+        assert words in out
+    figures = out.split("> requests")[1].split("PASS")[0]
+    assert max(map(len, figures.splitlines())) <= columns
+
+
 def test_estimates_say_so(capsys, monkeypatch):
     monkeypatch.setattr(demo_run, "default_counter", EstimateCounter)
     assert main(["demo"]) == 0

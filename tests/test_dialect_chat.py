@@ -249,13 +249,13 @@ def test_an_object_without_a_way_to_replace_its_content_holds_no_result() -> Non
     assert CHAT.read(SimpleNamespace(role="assistant")).from_model
 
 
-def test_an_object_whose_copy_fails_is_a_shape_error_with_its_cause() -> None:
+def test_an_object_whose_copy_fails_is_a_shape_error_that_tells_nothing_of_it() -> None:
     def model_copy(update: Any) -> Any:
         raise RuntimeError("no copies")
 
     with pytest.raises(MessageShapeError, match="cannot be copied") as caught:
         CHAT.replace(SimpleNamespace(role="tool", model_copy=model_copy), {0: "x"})
-    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert caught.value.__cause__ is caught.value.__context__ is None  # its text may be evidence
 
 
 def test_an_object_whose_fields_raise_is_a_shape_error_that_does_not_quote_it() -> None:

@@ -7,6 +7,7 @@ again, and the same objects go on without a restart.
 import gc
 import os
 import shutil
+import signal
 import sqlite3
 import stat
 import subprocess
@@ -15,13 +16,13 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
-from sqlalchemy import event
+from sqlalchemy import event, make_url
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from evidence_archive import Archive, BatchRejectedError, Principal
@@ -38,6 +39,7 @@ from evidence_archive.store.engine import POOL_CONNECTIONS_MAX, SqliteEngine, jo
 
 SECRET = "a-made-up-finding-that-must-stay-inside " * 40
 WAIT_MS = 120
+ENGINE_FILE = SqliteEngine.close.__code__.co_filename
 
 
 @contextmanager
@@ -575,6 +577,163 @@ def test_a_file_system_that_is_full_is_survived(tmp_path: Path) -> None:
     )
 
 
+# --- interrupts ---------------------------------------------------------------------------------------------------
+
+
+class Interrupt:
+    """Raises at the ``at``-th line that is executed in some functions, and counts the lines."""
+
+    def __init__(self, at: int, kind: type[BaseException], codes: set[Any] | None) -> None:
+        self.at, self.kind, self.codes, self.lines = at, kind, codes, 0
+
+    def _call(self, frame: Any, _event: str, _what: object) -> Any:
+        code = frame.f_code
+        traced = code.co_filename == ENGINE_FILE if self.codes is None else code in self.codes
+        return self._line if traced else None
+
+    def _line(self, _frame: Any, event: str, _what: object) -> Any:
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.at:
+                sys.settrace(None)
+                raise self.kind
+        return self._line
+
+    def during(self, operation: Any) -> BaseException | None:
+        before = sys.gettrace()
+        sys.settrace(self._call)
+        try:
+            operation()
+        except self.kind as interrupt:
+            return interrupt  # with its traceback, as a debugger or a log keeps it
+        finally:
+            sys.settrace(before)
+        return None
+
+
+def write_one(engine: SqliteEngine) -> None:
+    with engine.writing(WAIT_MS) as connection:
+        run(connection, "INSERT INTO kept VALUES (1)")
+
+
+def read_one(engine: SqliteEngine) -> None:
+    with engine.reading(WAIT_MS) as connection:
+        run(connection, "SELECT count(*) FROM kept")
+
+
+def look_once(engine: SqliteEngine) -> None:
+    with engine.connection(WAIT_MS * 2) as connection:
+        run(connection, "SELECT count(*) FROM kept")
+
+
+def interrupted_at_every_line(
+    desk: Desk, operation: Any, make: type[SqliteEngine], codes: set[Any] | None = None, *, fresh: bool
+) -> list[str]:
+    """What is wrong after an interrupt at each line in turn."""
+    found = []
+    with closing(sqlite3.connect(desk.database)) as other:
+        other.execute("CREATE TABLE IF NOT EXISTS kept (number INTEGER)")
+    for kind in (KeyboardInterrupt, MemoryError):
+        at, engine = 0, make(make_url(desk.url), create=True)
+        while True:
+            at += 1
+            if fresh:
+                engine.close()
+                engine = make(make_url(desk.url), create=True)
+            interrupt = Interrupt(at, kind, codes)
+            raised = interrupt.during(lambda used=engine: operation(used))
+            if interrupt.lines < at:
+                break
+            with closing(sqlite3.connect(desk.database, timeout=0, isolation_level=None)) as other:
+                try:
+                    other.execute("BEGIN IMMEDIATE")
+                    other.execute("ROLLBACK")
+                except sqlite3.OperationalError as error:
+                    found.append(f"line {at}, {kind.__name__}: another writer finds {error}")
+            try:
+                with ExitStack() as stack:
+                    for _ in range(POOL_CONNECTIONS_MAX if fresh or at % 10 == 0 else 1):
+                        stack.enter_context(engine.connection(1))
+                write_one(engine)
+            except StoreError as error:
+                found.append(f"line {at}, {kind.__name__}: the engine says {error}")
+                engine.close()
+                engine = make(make_url(desk.url), create=True)
+            del raised
+        assert at > 3
+        with ExitStack() as stack:
+            for taken in range(POOL_CONNECTIONS_MAX):
+                try:
+                    stack.enter_context(engine.connection(1))
+                except StoreBusyError:
+                    found.append(f"{kind.__name__}: only {taken} connections are left")
+                    break
+        engine.close()
+    return found
+
+
+@pytest.mark.parametrize("operation", [write_one, read_one, look_once])
+@pytest.mark.parametrize("fresh", [False, True], ids=["pooled", "fresh"])
+def test_an_interrupt_at_any_line_leaves_no_lock_and_loses_no_connection(
+    desk: Desk, operation: Any, fresh: bool
+) -> None:
+    assert interrupted_at_every_line(desk, operation, SqliteEngine, fresh=fresh) == []
+
+
+class BeginningOutside(SqliteEngine):
+    """Begins before it is ready to roll back, and the pool trusts it."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.engine.pool._reset_on_return = None  # type: ignore[assignment]
+
+    def _transaction(self, connection: Any, begin: str) -> Iterator[Any]:
+        connection.driver_connection.execute(begin)
+        try:
+            yield connection
+            connection.driver_connection.execute("COMMIT")
+        except BaseException:
+            connection.driver_connection.execute("ROLLBACK")
+            raise
+
+
+class CountingOutside(SqliteEngine):
+    """Takes a turn before it is ready to give it back."""
+
+    @contextmanager
+    def connection(self, wait_ms: int) -> Iterator[Any]:
+        turn: Any = threading.Event()
+        connection = self._begun(turn, wait_ms)
+        try:
+            yield connection
+        finally:
+            self._ended(turn)
+
+
+@pytest.mark.parametrize(
+    ("naive", "codes", "symptom"),
+    [
+        (BeginningOutside, {BeginningOutside._transaction.__code__}, "database is locked"),
+        (CountingOutside, {CountingOutside.connection.__wrapped__.__code__}, "connections are left"),  # type: ignore[attr-defined]
+    ],
+)
+def test_an_engine_that_begins_before_it_can_undo_would_be_caught(
+    desk: Desk, naive: type[SqliteEngine], codes: set[Any], symptom: str
+) -> None:
+    found = interrupted_at_every_line(desk, write_one, naive, codes, fresh=False)
+    assert any(symptom in line for line in found), found
+
+
+def test_a_transaction_that_somebody_left_open_is_rolled_back_before_anybody_else_has_the_connection(
+    desk: Desk,
+) -> None:
+    with opened(desk) as engine:
+        with engine.connection(WAIT_MS) as connection:
+            run(connection, "BEGIN IMMEDIATE")
+        with closing(sqlite3.connect(desk.database, timeout=0, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+
+
 # --- processes and the end --------------------------------------------------------------------------------------
 
 
@@ -605,6 +764,34 @@ def test_an_archive_that_crossed_a_fork_is_refused_in_the_child_and_works_in_the
     told = os.read(reader, 1_000).decode()
     os.close(reader)
     assert told.split(",") == [MisuseError.__name__] * 5
+    work.goes_on()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_forked_while_a_lock_is_held_is_refused_instead_of_waiting_for_it(work: Work) -> None:
+    gc.collect()
+    vault = work.archive._vault(work.principal)
+    with work.archive._lock, vault._lock:
+        child = os.fork()
+        if child == 0:  # pragma: no cover - measured in the parent
+            signal.alarm(10)  # the end of a child that waits
+            refused = 0
+            for verb in (
+                vault.usable,
+                lambda: work.archive.session("another", work.principal),
+                lambda: work.archive.restore("case", "r1", principal=work.principal),
+                lambda: work.archive.results("case", principal=work.principal),
+                lambda: work.archive.audit(principal=work.principal),
+                lambda: work.archive.resume("case", principal=work.principal),
+            ):
+                try:
+                    verb()
+                except MisuseError:
+                    refused += 1
+            work.archive.close()
+            os._exit(refused)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 6
     work.goes_on()
 
 

@@ -1,8 +1,11 @@
 """Claims about matching: which result ID a tool result in a list has."""
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from hashlib import sha256
+from itertools import count as counting
 from threading import Lock
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evidence_archive import matching
 from evidence_archive.dialects import dialect
 from evidence_archive.dialects.base import Found, Reading
 from evidence_archive.errors import MessageShapeError
@@ -62,12 +66,15 @@ class Book:
         self.index = RecordIndex()
         self.archived: set[int] = set()
         self.tagged: list[Any] = []
+        self.tools: dict[int, set[str]] = {}
+        self.compares_tools = True
         self._originals: dict[int, tuple[bytes, Any]] = {}
 
     def restarted(self) -> "Book":
         """The same records in another process."""
         other = Book()
         other.index, other.archived, other._originals = self.index, self.archived, self._originals
+        other.tools, other.compares_tools = self.tools, self.compares_tools
         return other
 
     def see(self, messages: Any) -> list[tuple[int | None, str]]:
@@ -76,13 +83,20 @@ class Book:
         for place in self.match():
             number = len(self._originals) + 1
             self._originals[number] = (place.call_id, place.content)
+            self.tools[number] = set(place.tools)
             self._add(number)
             self.timeline.give(place, number)
         self.timeline.settle()
         return [(place.number, place.form) for place in self.timeline.places]
 
     def match(self) -> list[Place]:
-        return self.timeline.match(self.index, self.archived.__contains__, self._tag)
+        tools_of = self.tools.__getitem__ if self.compares_tools else None
+        return self.timeline.match(self.index, self.archived.__contains__, self._tag, tools_of=tools_of)
+
+    def read(self, messages: Any) -> list[bool]:
+        """Which results of a list were read."""
+        self.see(messages)
+        return [self.timeline.is_read(place) for place in self.timeline.places]
 
     def numbers(self, messages: Any) -> list[int | None]:
         return [number for number, _ in self.see(messages)]
@@ -225,6 +239,18 @@ class Vague:
         raise ValueError("ambiguous")
 
     __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("depth", [65, 200, 600])
+def test_a_content_nested_too_deep_passes_through_as_it_is(depth: int) -> None:
+    content: list[Any] = ["x"]
+    for _ in range(depth - 1):
+        content = [content]
+    book = Book()
+    messages = [asks("c1", "c2"), tool(content), tool("x", "c2")]
+    for _ in range(2):
+        assert book.numbers(messages) == [None, 1]
+        assert book.timeline.messages[1]["content"] is content
 
 
 @pytest.mark.parametrize("content", [_circular(), _deep(), Lock(), [Lock()], [Vague()]], ids=lambda _: "odd")
@@ -564,6 +590,306 @@ def test_an_orphan_of_the_live_turn_matches_no_archived_record_and_one_before_it
     book.archive(1)
     assert book.restarted().numbers([tool("x")]) == [None]
     assert book.restarted().numbers([tool("x"), asks("c1"), tool("x")]) == [1, 2]
+
+
+# --- the tool a result is of ------------------------------------------------------------------------------------
+
+
+def prescription(content: Any, called: str = "prescription.get", **named: Any) -> list[Any]:
+    """A result of another tool under the same call id."""
+    return [asks("c1", name=called), {**tool(content), **named}, says()]
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("compared", [True, False])
+def test_a_result_never_takes_an_archived_record_of_another_tool(shift: int, compared: bool) -> None:
+    book = Book()
+    book.compares_tools = compared
+    book.see([asks("c1"), tool("x"), says()])
+    book.archive(1)
+    messages = [{"role": "user", "content": "summary"}] * shift + prescription("x")
+    caught = [2] if compared else [1]  # the must-fail control: without the tools it is shown as the other one's note
+    assert book.numbers(messages) == caught
+    assert book.restarted().numbers(messages) == caught
+    assert book.numbers(messages) == caught
+
+
+def test_a_result_that_names_another_tool_than_was_called_takes_no_archived_record_of_the_call() -> None:
+    book = Book()
+    book.see([asks("c1"), tool("x"), says()])
+    book.archive(1)
+    assert book.numbers(prescription("x", "logs.search", name="prescription.get")) == [2]
+    assert book.restarted().numbers(prescription("x", "logs.search", name="logs.search")) == [1]
+
+
+def test_a_live_record_is_let_go_by_a_result_of_another_tool_once_it_is_archived() -> None:
+    book = Book()
+    book.see([asks("c1"), tool("x"), says()])
+    messages = prescription("x")
+    assert book.numbers(messages) == [1]
+    book.timeline.changed.clear()
+    book.archive(1)
+    assert book.numbers(messages) == [2]
+    assert book.timeline.changed == {1}
+    assert book.timeline.by_number.keys() == {2}
+    assert book.restarted().numbers([asks("c1"), tool("x"), says()]) == [1], "its own result has it still"
+
+
+def test_a_note_or_label_of_an_archived_record_is_known_whatever_tool_was_called() -> None:
+    book = Book()
+    book.see([asks("c1"), tool("x"), says()])
+    book.archive(1)
+    assert book.see(prescription("note 1")) == [(1, NOTE)]
+    assert book.see(prescription(labelled(1, "x"))) == [(1, LABELLED)]
+
+
+def test_an_orphan_whose_call_was_dropped_keeps_the_archived_record_unless_it_names_another_tool() -> None:
+    book = Book()
+    book.see([asks("c1"), tool("x"), says()])
+    book.archive(1)
+    assert book.numbers([tool("x"), says()]) == [1]
+    assert book.restarted().numbers([tool("x"), says()]) == [1]
+    assert book.numbers([{**tool("x"), "name": "prescription.get"}, says()]) == [None]
+
+
+def test_equal_results_of_two_tools_are_told_apart_by_their_tools() -> None:
+    book = Book()
+    book.see([asks("c1"), tool("x"), says()])
+    book.archive(1)
+    assert book.numbers([*prescription("x"), asks("c1"), tool("x"), says()]) == [2, 1]
+    assert book.restarted().numbers([*prescription("x"), asks("c1"), tool("x"), says()]) == [2, 1]
+
+
+# --- what the model has read ------------------------------------------------------------------------------------
+
+
+def by_place_alone(book: Book, messages: list[Any]) -> list[bool]:
+    """The must-fail control: whatever stands before the last assistant message."""
+    book.see(messages)
+    return [place.index < book.timeline.last_model for place in book.timeline.places]
+
+
+LATE = [asks("a", "b"), tool("x", "a"), {"role": "assistant", "content": "waiting for b"}]
+
+
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_a_result_inserted_before_what_the_model_had_said_is_unread_until_it_speaks_again(rebuilt: bool) -> None:
+    def given(messages: list[Any]) -> list[Any]:
+        return deepcopy(messages) if rebuilt else list(messages)
+
+    book, naive = Book(), Book()
+    assert book.read(given(LATE)) == [True]
+    late = [*LATE[:2], tool("y", "b"), LATE[2]]
+    by_place_alone(naive, given(LATE))
+    assert by_place_alone(naive, given(late)) == [True, True]
+    assert book.read(given(late)) == [True, False]
+    assert book.read(given(late)) == [True, False]
+    assert book.read(given([{"role": "user", "content": "new"}, *late])) == [True, False], "a rewritten list"
+    assert book.read(given([*late, {"role": "user", "content": "and?"}])) == [True, False]
+    assert book.read(given([*late, says()])) == [True, True]
+    assert book.read(given([{"role": "user", "content": "again"}, *late, says()])) == [True, True]
+
+
+def test_a_placeholder_that_is_replaced_in_place_is_unread_until_the_model_speaks_again() -> None:
+    book = Book()
+    messages = [asks("c1"), tool("pending"), says()]
+    assert book.read(messages) == [True]
+    messages[1]["content"] = "x"
+    assert book.read(messages) == [False]
+    messages.append(says())
+    assert book.read(messages) == [True]
+
+
+def test_a_late_result_and_what_the_model_said_to_it_may_come_in_one_list() -> None:
+    book = Book()
+    book.see(LATE)
+    told = {"role": "assistant", "content": "b is here"}
+    assert book.read(deepcopy([*LATE[:2], tool("y", "b"), LATE[2], told])) == [True, True]
+
+
+def test_a_result_that_slides_to_another_place_with_its_reading_stays_read() -> None:
+    book = Book()
+    window = [message for n in range(3) for message in (asks(f"c{n}"), tool("x", f"c{n}"))]
+    assert book.read(window) == [True, True, False]
+    slid = deepcopy([*window[2:], asks("c3"), tool("x", "c3")])
+    assert book.read(slid) == [True, True, False]
+
+
+def test_an_unread_result_stays_unread_in_a_list_that_only_moved() -> None:
+    book = Book()
+    book.see(LATE)
+    late = [*LATE[:2], tool("y", "b"), LATE[2]]
+    book.see(late)
+    book.see([LATE[0]])
+    assert book.read(deepcopy([{"role": "system", "content": ""}, *late])) == [True, False]
+
+
+def test_in_the_first_list_of_a_process_every_message_of_the_model_counts() -> None:
+    book = Book()
+    book.see(LATE)
+    late = [*LATE[:2], tool("y", "b"), LATE[2]]
+    book.see(late)
+    assert book.restarted().read(late) == [True, True]
+    assert book.restarted().read(late[:3]) == [False, False]
+
+
+def test_a_record_met_for_the_first_time_in_an_old_list_of_this_process_is_unread() -> None:
+    book = Book()
+    late = [*LATE[:2], tool("y", "b"), LATE[2]]
+    book.see(late)
+    fresh = book.restarted()
+    fresh.see(LATE)
+    assert fresh.read(late) == [True, False]
+
+
+def test_what_the_model_said_in_a_shape_that_cannot_be_read_says_nothing_new() -> None:
+    class Mute:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(dialect("chat"), name)
+
+        def message_texts(self, message: Any) -> Any:
+            raise MessageShapeError("A field cannot be read.")
+
+    book = Book(Mute())
+    book.see(LATE)
+    assert book.read(deepcopy([*LATE[:2], tool("y", "b"), LATE[2], says()])) == [True, False]
+
+
+def test_numbers_of_a_store_that_was_put_back_say_nothing_of_what_was_read() -> None:
+    book = Book()
+    book.see(LATE)
+    book.timeline.forget_numbers()
+    late = [*LATE[:1], tool("y", "b"), tool("x", "a"), LATE[2]]
+    assert book.read(late) == [False, False]
+
+
+def test_a_list_that_is_refused_takes_nothing_from_what_is_known_to_be_unread() -> None:
+    book = Book()
+    messages = [asks("c1"), tool("pending"), says()]
+    book.see(messages)
+    messages[1]["content"] = "x"
+    book.see(messages)
+    with pytest.raises(MessageShapeError):
+        book.see([*messages, 7])
+    assert book.read(messages) == [False]
+
+
+# --- interrupts -------------------------------------------------------------------------------------------------
+
+
+class Stop(BaseException):
+    """What a key, a signal or the end of memory raises anywhere."""
+
+
+@contextmanager
+def stopped_at(line: int) -> Iterator[list[int]]:
+    """Raise at the n-th line of matching.py that is run from here; yields a count of the lines that were."""
+    count, before = [0], sys.gettrace()
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != matching.__file__:
+            return None
+        if event == "line":
+            count[0] += 1
+            if count[0] == line:
+                raise Stop
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield count
+    except Stop:
+        pass
+    finally:
+        sys.settrace(before)
+
+
+_SEEN = [asks("c1", "c2"), tool("x"), tool(_text("y"), "c2"), says(), asks("c3"), tool("z", "c3"), says()]
+_STEPS: dict[str, Callable[[], list[Any]]] = {
+    "grown": lambda: [*_SEEN, asks("c4", "c4"), tool("w", "c4"), tool(_text("y"), "c4")],
+    "rebuilt": lambda: [*deepcopy(_SEEN), asks("c4"), tool("w", "c4")],
+    "matched": lambda: [*deepcopy(_SEEN[3:]), *_SEEN[:3], asks("c4"), tool("w", "c4"), says()],
+    "another tool": lambda: [asks("c1", "c2", name="prescription.get"), *_SEEN[1:]],
+}
+
+
+def stop_everywhere(step: str) -> None:
+    """At every line of a step: the timeline is whole or empty, and then has the numbers of a fresh one."""
+    for line in counting(1):
+        book = Book()
+        book.see(_SEEN)
+        book.archive(1)
+        messages = _STEPS[step]()
+        with stopped_at(line) as count:
+            book.see(messages)
+        if count[0] < line:
+            break
+        timeline = book.timeline
+        whole = {place.number: place for place in timeline.places if place.number is not None}
+        assert timeline.by_number == whole, line
+        results = [index for index, message in enumerate(timeline.messages) if message["role"] == "tool"]
+        assert [place.index for place in timeline.places] == results == list(timeline.by_index), line
+        fresh = book.restarted().see(messages)
+        assert book.see(messages) == fresh, line
+        assert book.see([*messages, asks("c5"), tool("v", "c5")])[: len(fresh)] == fresh, line
+        assert timeline.bare() == [], line
+    assert line > 100
+
+
+@pytest.mark.parametrize("step", list(_STEPS))
+def test_stopped_at_any_line_a_timeline_is_whole_or_empty(step: str) -> None:
+    stop_everywhere(step)
+
+
+@pytest.mark.parametrize("change", ["_take", "_number", "give"])
+def test_without_its_guard_a_change_that_is_stopped_leaves_a_torn_timeline(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Timeline, change, getattr(Timeline, change).__wrapped__)
+    step = {"_take": "grown", "_number": "another tool", "give": "grown"}[change]
+    with pytest.raises(AssertionError):
+        stop_everywhere(step)
+
+
+def test_forgetting_numbers_is_whole_or_empty_too() -> None:
+    for line in range(1, 40):
+        book = Book()
+        book.see(_SEEN)
+        with stopped_at(line):
+            book.timeline.forget_numbers()
+        whole = {place.number: place for place in book.timeline.places if place.number is not None}
+        assert book.timeline.by_number == whole
+        assert book.numbers(_SEEN) == [1, 2, 3]
+
+
+def test_records_that_fail_while_numbers_are_given_leave_an_empty_timeline() -> None:
+    class Full(RecordIndex):
+        def find(self, call_id: bytes, tag: bytes) -> list[tuple[int, str]]:
+            raise MemoryError
+
+    book = Book()
+    book.see(_SEEN)
+    grown = _STEPS["grown"]()
+    book.timeline.advance(grown)
+    with pytest.raises(MemoryError):
+        book.timeline.match(Full(), book.archived.__contains__, tag)
+    assert book.timeline.messages == book.timeline.places == []
+    assert book.timeline.by_number == {}
+    assert book.numbers(grown) == [1, 2, 3, 4, 5]
+
+
+def test_an_error_of_the_tagging_takes_nothing_from_the_timeline() -> None:
+    def away(_: Any) -> bytes:
+        raise LookupError
+
+    book = Book()
+    book.see(_SEEN)
+    grown = _STEPS["grown"]()
+    book.timeline.advance(grown)
+    with pytest.raises(LookupError):
+        book.timeline.match(book.index, book.archived.__contains__, away)
+    assert book.timeline.messages == grown, "an outage shows what the messages hold"
+    assert book.timeline.by_number.keys() == {1, 2, 3}
 
 
 # --- lists ------------------------------------------------------------------------------------------------------

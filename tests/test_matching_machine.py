@@ -284,10 +284,10 @@ class World:
         slow = self.sessions["B" if first == "A" else "A"]
         register = slow._records.register
 
-        def late(unknown: list[Place]) -> None:
+        def late(unknown: list[Place], *limits: Any) -> None:
             del slow._records.register
             self.sessions[first].view(self.messages)
-            register(unknown)
+            register(unknown, *limits)
 
         slow._records.register = late
         self.view("B" if first == "A" else "A")
@@ -612,7 +612,7 @@ def an_equal_result_after_an_archived_one_is_gone(world: World) -> None:
 def by_the_shape_of_the_text(patch: pytest.MonkeyPatch) -> None:
     match = Timeline.match
 
-    def naive(self: Timeline, *known: Any) -> list[Place]:
+    def naive(self: Timeline, *known: Any, **more: Any) -> list[Place]:
         for place in self.bare():
             shape = (
                 re.match(r"\[evidence r(\d+) tag=\w+\]\n", place.content) if isinstance(place.content, str) else None
@@ -620,7 +620,7 @@ def by_the_shape_of_the_text(patch: pytest.MonkeyPatch) -> None:
             if shape and int(shape[1]) not in self.by_number:
                 self.give(place, int(shape[1]), LABELLED)
         self.settle()
-        return match(self, *known)
+        return match(self, *known, **more)
 
     patch.setattr(Timeline, "match", naive)
 
@@ -634,7 +634,7 @@ def by_the_call_id_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_looking_again_under_the_lock(patch: pytest.MonkeyPatch) -> None:
-    def naive(self: Records, unknown: list[Place]) -> None:
+    def naive(self: Records, unknown: list[Place], *_: Any) -> None:
         if not unknown:
             return
         new = []
@@ -657,7 +657,11 @@ def without_looking_again_under_the_lock(patch: pytest.MonkeyPatch) -> None:
 
 def without_the_rule_of_the_live_turn(patch: pytest.MonkeyPatch) -> None:
     match = Timeline.match
-    patch.setattr(Timeline, "match", lambda self, index, _, tag_of: match(self, index, lambda number: False, tag_of))
+    patch.setattr(
+        Timeline,
+        "match",
+        lambda self, index, _, tag_of, **more: match(self, index, lambda number: False, tag_of, **more),
+    )
 
 
 CONTROLS = [

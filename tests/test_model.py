@@ -3,6 +3,11 @@
 import hashlib
 import json
 import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,6 +17,7 @@ from hypothesis import strategies as st
 
 from evidence_archive.errors import FormatError
 from evidence_archive.model import (
+    NESTING_MAX,
     Facts,
     Principal,
     Receipt,
@@ -103,6 +109,28 @@ def test_a_long_id_is_bounded_and_a_short_one_is_kept() -> None:
 
 def test_a_time_is_told_in_utc_and_cut_to_seconds() -> None:
     assert format_time(1_796_000_523_999_999) == "2026-11-30T01:02:03Z"
+
+
+@pytest.mark.parametrize(
+    ("time_us", "told"),
+    [
+        (0, "1970-01-01T00:00:00Z"),
+        (-1, "1969-12-31T23:59:59Z"),
+        (-62_135_596_800_000_000, "0001-01-01T00:00:00Z"),
+        (-62_135_596_800_000_001, "0001-01-01T00:00:00Z"),
+        (253_402_300_799_999_999, "9999-12-31T23:59:59Z"),
+        (253_402_300_800_000_000, "9999-12-31T23:59:59Z"),
+        (-(10**30), "0001-01-01T00:00:00Z"),
+        (10**4_000, "9999-12-31T23:59:59Z"),
+    ],
+)
+def test_any_integer_is_told_as_a_time_the_nearest_that_has_a_name(time_us: int, told: str) -> None:
+    assert format_time(time_us) == told
+
+
+def test_the_platform_alone_would_refuse_a_time_that_is_told_here() -> None:
+    with pytest.raises((ValueError, OverflowError, OSError)):
+        datetime.fromtimestamp(10**30, UTC)  # the naive variant
 
 
 # --- canonical encoding -------------------------------------------------------------------------------------------
@@ -213,6 +241,60 @@ def test_a_json_round_trip_alone_would_alter_what_this_check_refuses() -> None:
         assert encode_exact(altered) is None
 
 
+@contextmanager
+def recursion_limit(limit: int) -> Iterator[None]:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+@pytest.mark.parametrize("limit", [400, 1_000, 20_000])
+def test_what_is_eligible_does_not_depend_on_the_recursion_limit(limit: int) -> None:
+    with recursion_limit(limit):
+        for depth in (NESTING_MAX + 1, 150, 330, 3_000):
+            assert encode_exact(nested(depth - 1)) is None
+            assert encode_exact([{"a": nested(depth - 3)}]) is None
+        for content in (nested(NESTING_MAX - 1), [{"a": nested(NESTING_MAX - 3)}]):
+            encoded = encode_exact(content)
+            assert encoded is not None
+            assert same_value(decode_exact(encoded.data, encoded.encoding), content)
+
+
+def test_a_json_round_trip_alone_depends_on_the_recursion_limit() -> None:
+    def eligible() -> bool:
+        try:
+            return bool(json.loads(json.dumps(nested(700))))
+        except RecursionError:
+            return False
+
+    with recursion_limit(500):
+        refused = eligible()
+    with recursion_limit(5_000):
+        accepted = eligible()
+    assert (refused, accepted) == (False, True)  # the naive variant
+
+
+def test_values_of_any_depth_are_compared() -> None:
+    assert same_value(nested(100_000), nested(100_000))
+    assert not same_value(nested(100_000), nested(99_999))
+    assert not same_value([nested(5_000), 1], [nested(5_000), True])
+
+
+def test_what_holds_itself_or_one_thing_many_times_is_looked_at_once() -> None:
+    circular: list[Any] = []
+    circular += [circular, circular]
+    wide: list[Any] = ["x"]
+    for _ in range(NESTING_MAX + 10):
+        wide = [wide, wide]
+    assert encode_exact(circular) is None
+    assert encode_exact(wide) is None
+    assert same_value(deepcopy(circular), circular)
+    assert same_value(deepcopy(wide), wide)
+
+
 @pytest.mark.parametrize(
     ("left", "right"),
     [
@@ -224,6 +306,9 @@ def test_a_json_round_trip_alone_would_alter_what_this_check_refuses() -> None:
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
         ([1], [1, 2]),
         ({"a": 1}, {}),
+        ({"a": 1}, {"a": 1, "b": 2}),
+        ([[1, 2]], [[2, 2]]),
+        ("x", "y"),
     ],
 )
 def test_equal_values_of_other_type_or_order_are_not_the_same(left: Any, right: Any) -> None:

@@ -1,5 +1,6 @@
 """Replay: transcripts are read strictly, played through the real middleware, and measured honestly."""
 
+import io
 import json
 from itertools import count
 from pathlib import Path
@@ -339,6 +340,41 @@ def test_a_broken_file_among_good_ones_stops_before_anything_is_played(written, 
     assert json.loads(captured.out)["error"]["type"] == "FormatError"
     assert "bad.jsonl: line 2, column 1" in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_a_file_without_tool_results_is_asked_about_and_gets_no_silly_shares(written, capsys):
+    paths = [written(THREE_LOGS), written([QUESTION, said("Nothing.")], "other.json")]
+    assert main(["replay", *map(str, paths), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"{paths[1]}: no tool results found; is this chat completions?\n"
+    assert [file["results"] for file in json.loads(out)["files"]] == [3, 0]
+    assert main(["replay", str(paths[1])]) == 0
+    assert "%" not in capsys.readouterr().out
+
+
+def test_a_transcript_comes_from_standard_input(monkeypatch, capsys):
+    class Piped:
+        buffer = io.BytesIO(json.dumps(THREE_LOGS).encode())
+
+    monkeypatch.setattr("sys.stdin", Piped)
+    assert main(["replay", "-", "--json"]) == 0
+    (file,) = json.loads(capsys.readouterr().out)["files"]
+    assert (file["place"], file["results"], file["originals_archived"]) == ("standard input", 3, 3)
+    assert main(["replay", "-"]) == 40
+    assert "standard input: line 1, column 1: not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [40, 50, 60, 80])
+def test_a_narrow_terminal_shows_every_figure(columns, written, monkeypatch, capsys):
+    from evidence_archive.cli import render
+
+    monkeypatch.setattr(render, "width_columns", lambda: columns)
+    assert main(["replay", str(written(THREE_LOGS))]) == 0
+    out = capsys.readouterr().out
+    assert "3 in 1 batch\n" in out
+    assert "restored equal" in out
+    figures = out.split("talk.json\n")[1]
+    assert max(map(len, figures.splitlines())) <= columns
 
 
 def test_nothing_is_left_behind(written, monkeypatch, tmp_path, capsys):

@@ -7,14 +7,20 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from conftest import Desk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evidence_archive.errors import AuditBrokenError, EvidenceArchiveError, SealBrokenError, StoreError
+from evidence_archive.errors import (
+    AuditBrokenError,
+    EvidenceArchiveError,
+    SealBrokenError,
+    StoreBusyError,
+    StoreError,
+)
 from evidence_archive.ports import BatchRow, OrgRow, ResultRow, ScopeRow, SessionRow, StoredOriginal
 from evidence_archive.proof.merkle import leaf_hash, root_of
 from evidence_archive.store import open_store
@@ -303,6 +309,35 @@ def test_an_org_row_that_was_removed_is_not_made_anew(desk: Desk, store: SqlStor
         straight.commit()
     with pytest.raises(SealBrokenError, match="removed"):
         store.create_org(org_row(), ROW_KEY, [leaf_of(b"created")])
+
+
+class MeanwhileReader(store_sql.SqlReader):
+    """Somebody else makes the org right after the first look for it."""
+
+    other: ClassVar[SqlStore]
+    org = "north-clinic"
+
+    def _one(self, statement: Any, *values: Any) -> Any:
+        row = super()._one(statement, *values)
+        if statement is store_sql._SELECT_ORG:
+            with suppress(StoreBusyError), pytest.MonkeyPatch.context() as patch:
+                patch.setattr(store_sql, "SqlReader", MeanwhileReader.__base__)
+                self.other.create_org(org_row(self.org), ROW_KEY, [leaf_of(b"created")])
+        return row
+
+
+def test_an_org_made_between_two_looks_does_not_pass_for_a_removed_one(
+    desk: Desk, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MeanwhileReader.other = open_store(desk.url, wait_ms=50)
+    monkeypatch.setattr(store_sql, "SqlReader", MeanwhileReader)
+    assert store.org("north-clinic") is None
+    # The control: the same two looks, each on its own.
+    monkeypatch.setattr(MeanwhileReader, "org", "south-clinic")
+    monkeypatch.setattr(store._engine, "reading", store._engine.connection)
+    with pytest.raises(SealBrokenError, match="removed"):
+        store.org("south-clinic")
+    MeanwhileReader.other.close()
 
 
 @pytest.mark.parametrize("row_key", [b"k" * 32, ROW_KEY[::-1]])

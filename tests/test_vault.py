@@ -13,12 +13,20 @@ from test_access_path import SpyKeys, restore_call
 
 from evidence_archive import Archive, KeyNotFoundError, KeyringError, NotAvailableError, Principal, WrongKeyError
 from evidence_archive.clock import SystemClock
-from evidence_archive.errors import FormatError, SealBrokenError, StoreBusyError, StoreError, StoreUnavailableError
+from evidence_archive.errors import (
+    FormatError,
+    PolicyError,
+    SealBrokenError,
+    StoreBusyError,
+    StoreError,
+    StoreUnavailableError,
+)
 from evidence_archive.keys import EnvironmentKeys, FileKeys, new_keys
 from evidence_archive.policy import Policy
 from evidence_archive.ports import OrgRow
 from evidence_archive.proof.leaf import encode_leaf
 from evidence_archive.proof.merkle import leaf_hash, root_of
+from evidence_archive.sealing.envelope import ORIGINAL_BYTES_MAX
 from evidence_archive.sealing.keyring import org_keys
 from evidence_archive.tokens import default_counter
 from evidence_archive.vault import LEAVES_PER_READ, Surroundings, open_vault, wrap_context
@@ -163,6 +171,24 @@ def test_the_provider_opens_a_session_key_once_however_much_is_restored(desk: De
         assert "wrap" not in keys.calls
 
 
+def test_no_more_session_keys_are_held_in_memory_than_the_bound(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evidence_archive.vault.SCOPES_HELD_MAX", 2)
+    with desk.open() as archive:
+        for name in ("a", "b", "c"):
+            filled(archive, name)
+    with desk.open() as archive:
+        for name in ("a", "b", "c", "a"):
+            assert archive.restore(name, "r1", principal=OWNER).content == CONTENT
+            assert len(archive._vault(OWNER)._scopes) <= 2
+
+
+def test_the_largest_original_that_a_policy_may_allow_fits_an_envelope() -> None:
+    limits = '[policy]\nname = "large"\nversion = 1\ndefault = "allow"\n[limits]\noriginal_bytes_max = {}\n'
+    assert Policy.loads(limits.format(ORIGINAL_BYTES_MAX)).limits.original_bytes_max == ORIGINAL_BYTES_MAX
+    with pytest.raises(PolicyError):
+        Policy.loads(limits.format(ORIGINAL_BYTES_MAX + 1))
+
+
 def test_a_new_policy_does_not_ask_the_provider_for_new_keys(desk: Desk) -> None:
     with desk.open() as archive:
         filled(archive)
@@ -299,7 +325,7 @@ def test_an_archive_that_released_first_would_be_caught(desk: Desk, monkeypatch:
 def test_a_result_that_changes_between_permission_and_grant_is_not_released(desk: Desk) -> None:
     with desk.open() as archive, desk.open() as other:
         session = filled(archive)
-        vault = archive._vault(OWNER.org)
+        vault = archive._vault(OWNER)
         found = vault.find(OWNER, "case", "r1")
         vault.opened(OWNER, found)
         other.session("case", OWNER).label("r1", sensitivity="clinical")

@@ -4,61 +4,16 @@ Results go to stdout, errors to stderr as one sentence. With ``--json`` stdout h
 when the command fails. The exit code is 0, 2 for wrong usage, 130 when interrupted, else that of the error.
 """
 
-import contextlib
-import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from evidence_archive.cli import demo, inspect, keys, policy, replay
-from evidence_archive.cli.render import emit_json, one_line
-from evidence_archive.errors import EvidenceArchiveError
+if TYPE_CHECKING:
+    from evidence_archive.cli.program import app
 
 __all__ = ["app", "main"]
 
 INTERRUPTED = 130
-BROKEN_PIPE = 141
-UNEXPECTED = 70
-DEBUG_VARIABLE = "EVIDENCE_ARCHIVE_DEBUG"
-USAGE = 2
-
-_UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]  # click's root, wherever this typer keeps click
-
-app = typer.Typer(
-    name="evidence-archive",
-    help="A reversible archive for the tool results of LLM agents.",
-    epilog="Start with: evidence-archive demo",
-    invoke_without_command=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        print(f"evidence-archive {version('evidence-archive')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """A reversible archive for the tool results of LLM agents."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-for _module in (demo, replay, inspect, keys, policy):
-    _module.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,45 +23,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; ``None`` takes those of the process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(given, prog_name="evidence-archive", standalone_mode=False)
-        sys.stdout.flush()
-        if code == INTERRUPTED:
-            raise KeyboardInterrupt  # typer turned it into its exit code
-    except (BrokenPipeError, SystemExit):  # typer turns the first into the second
-        # Whoever read our output went away; nothing more can be said, not even by the interpreter's own flush.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
-    except (KeyboardInterrupt, Exception) as error:
-        kind, message, code = _problem(error)
-        if code == UNEXPECTED and os.environ.get(DEBUG_VARIABLE):
-            raise
+        from evidence_archive.cli.program import run  # loading it takes long enough to be interrupted
+
+        return run(given)
+    except KeyboardInterrupt:
+        words = "Interrupted: nothing is half done."
         if "--json" in given:
-            emit_json({"error": {"type": kind, "message": message, "exit_code": code}})
-        print(f"Error: {one_line(message)}", file=sys.stderr)
-    return code if isinstance(code, int) else 0
+            print(f'{{"error": {{"type": "Interrupted", "message": "{words}", "exit_code": {INTERRUPTED}}}}}')
+        print(f"Error: {words}", file=sys.stderr)
+        return INTERRUPTED
 
 
-def _problem(error: BaseException) -> tuple[str, str, int]:
-    """What to call an error, the sentence for it, and the exit code."""
-    kind = type(error).__name__
-    if isinstance(error, EvidenceArchiveError):
-        return kind, str(error), error.exit_code
-    if isinstance(error, _UsageProblem):
-        return "UsageError", f"{_words_of(error)} See 'evidence-archive --help'.", USAGE
-    if isinstance(error, KeyboardInterrupt | typer.Abort):
-        return "Interrupted", "Interrupted: nothing is half done.", INTERRUPTED
-    if isinstance(error, OSError):
-        reason = error.strerror or kind
-        return "OSError", f"The system refused: {reason}. Check paths, permissions and space.", 1
-    return kind, f"Unexpected {kind}: set {DEBUG_VARIABLE}=1 to see where, and report it.", UNEXPECTED
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from evidence_archive.cli import program
 
-
-def _words_of(problem: Exception) -> str:
-    say = getattr(problem, "format_message", None)
-    words = str(say() if callable(say) else problem).strip()
-    return words if words.endswith((".", "?")) else f"{words}."
+        return program.app
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

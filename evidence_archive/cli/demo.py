@@ -1,8 +1,9 @@
 """``evidence-archive demo``: the whole loop, offline, on results of tools that really run, and what it claims."""
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +26,9 @@ def register(app: typer.Typer) -> None:
 
 
 def _demo(
-    keep: Annotated[Path | None, typer.Option(help="Keep store, keys and policy in this new folder.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep store, keys and policy in this new folder.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show the archive at work and check its promises.
@@ -37,17 +40,33 @@ def _demo(
 
     if keep is not None and keep.exists():
         raise typer.BadParameter(f"The folder {keep} exists: choose a new one, nothing is overwritten.")
-    with TemporaryDirectory(prefix="evidence-archive-demo-") as scratch:
-        folder = Path(scratch) if keep is None else keep
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _progress(shown=sys.stderr.isatty() and not as_json) as progress:
-            report = run_demo(folder.resolve(), progress)
+    with _folder(keep) as folder, _progress(shown=sys.stderr.isatty() and not as_json) as progress:
+        report = run_demo(folder.resolve(), progress)
     if as_json:
         emit_json(_document(report, keep))
     else:
         _show(report, keep)
     if not report.ok:
         raise typer.Exit(CLAIM_FAILED)
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """A folder for the demo; one that is to be kept is removed, with the folders made above it, if it fails."""
+    if keep is None:
+        with TemporaryDirectory(prefix="evidence-archive-demo-") as scratch:
+            yield Path(scratch)
+        return
+    above = [folder for folder in keep.parents if not folder.exists()]
+    try:
+        keep.mkdir(mode=0o700, parents=True)
+        yield keep
+    except BaseException:
+        shutil.rmtree(keep, ignore_errors=True)
+        with suppress(OSError):
+            for folder in above:
+                folder.rmdir()
+        raise
 
 
 @contextmanager

@@ -2,22 +2,25 @@
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from evidence_archive.cli.render import emit_json, say, table
-from evidence_archive.errors import AuditBrokenError
+from evidence_archive.cli.opening import opened, suspension, undecided
+from evidence_archive.cli.render import counted, emit_json, note, plain, say, table
+from evidence_archive.errors import AuditBrokenError, EvidenceArchiveError, FormatError
 from evidence_archive.model import Principal, Restored, format_time
-
-if TYPE_CHECKING:
-    from evidence_archive.archive import Archive
 
 __all__ = ["register"]
 
 DETAIL_CHARS_MAX = 60
+UNKNOWN = "?"
+
+_MATCHES = re.compile(r"(\d+)(?: of (\d+))? matches ")
 
 _STORE = "--url sqlite:///evidence.db --keys evidence.keys --org north-clinic --subject triage-agent"
 
@@ -25,30 +28,46 @@ _Session = Annotated[str, typer.Argument(metavar="SESSION", help="Session id.", 
 _Url = Annotated[
     str,
     typer.Option(
-        "--url", envvar="EVIDENCE_ARCHIVE_URL", help="Store, such as sqlite:///evidence.db.", show_default=False
+        "--url",
+        metavar="URL",
+        envvar="EVIDENCE_ARCHIVE_URL",
+        help="Store, such as sqlite:///evidence.db.",
+        show_default=False,
     ),
 ]
 _Keys = Annotated[
     Path | None,
     typer.Option(
         "--keys",
+        metavar="FILE",
         envvar="EVIDENCE_ARCHIVE_KEYS_PATH",
         help="Key file; without it the keys come from the variable EVIDENCE_ARCHIVE_KEYS.",
     ),
 ]
 _Policy = Annotated[
-    Path | None, typer.Option("--policy", envvar="EVIDENCE_ARCHIVE_POLICY", help="Policy file; the default without.")
+    Path | None,
+    typer.Option(
+        "--policy",
+        metavar="FILE",
+        envvar="EVIDENCE_ARCHIVE_POLICY",
+        help="Policy file that the agents use; without it the built-in default.",
+    ),
 ]
 _Org = Annotated[
-    str, typer.Option("--org", envvar="EVIDENCE_ARCHIVE_ORG", help="Org of who asks.", show_default=False)
+    str,
+    typer.Option("--org", metavar="NAME", envvar="EVIDENCE_ARCHIVE_ORG", help="Org of who asks.", show_default=False),
 ]
 _Subject = Annotated[
     str,
     typer.Option(
-        "--subject", envvar="EVIDENCE_ARCHIVE_SUBJECT", help="Who asks: a person or an agent.", show_default=False
+        "--subject",
+        metavar="NAME",
+        envvar="EVIDENCE_ARCHIVE_SUBJECT",
+        help="Who asks: a person or an agent.",
+        show_default=False,
     ),
 ]
-_Roles = Annotated[list[str] | None, typer.Option("--role", help="Role of who asks; repeatable.")]
+_Roles = Annotated[list[str] | None, typer.Option("--role", metavar="NAME", help="Role of who asks; repeatable.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -58,15 +77,6 @@ def register(app: typer.Typer) -> None:
     app.command("restore", epilog=f"Example: evidence-archive restore case-4711 r3 {_STORE} --out r3.txt")(_restore)
     app.command("audit", epilog=f"Example: evidence-archive audit {_STORE}")(_audit)
     app.command("resume", epilog=f"Example: evidence-archive resume case-4711 {_STORE}")(_resume)
-
-
-def _opened(url: str, keys: Path | None, policy: Path | None) -> "Archive":
-    """The store, which must exist: looking never creates one."""
-    from evidence_archive.archive import Archive
-    from evidence_archive.keys import EnvironmentKeys
-
-    provider = EnvironmentKeys() if keys is None else keys
-    return Archive.open(url, keys=provider, policy=policy, create=False)
 
 
 def _results(
@@ -82,21 +92,40 @@ def _results(
 ) -> None:
     """List the tool results of a session.
 
-    For each: live or archived, and which rule protects it.
+    For each: live or archived, and which rule protects it. IDs that are missing belong to the archive's own answers.
     """
-    with _opened(url, keys, policy) as archive:
-        found = archive.results(session, principal=Principal(org, subject, role or ()))
+    principal = Principal(org, subject, role or ())
+    with opened(url, keys, policy, principal, decides=True) as (archive, vault):
+        found = archive.results(session, principal=principal)
+        unknown = undecided(vault, session)
     if as_json:
-        emit_json({"session": session, "results": found})
+        results = [
+            {**plain(info), "protection_known": info.id not in unknown}
+            | ({"protected_by": None} if info.id in unknown else {})
+            for info in found
+        ]
+        emit_json({"session": session, "results": results})
         return
     rows = [
-        (info.id, info.tool, info.tokens, info.state, info.protected_by, info.restored_from, info.observed_at)
+        (
+            info.id,
+            info.tool,
+            info.tokens,
+            info.state,
+            UNKNOWN if info.id in unknown else info.protected_by,
+            info.restored_from,
+            info.observed_at,
+        )
         for info in found
     ]
     heads = ("id", "tool", "tokens", "state", "protected by", "copy of", "observed")
-    table(f"session {session}", heads, rows, numbers=[2], texts=[1, 4])
+    table(f"session {session}", heads, rows, numbers=[2])
+    if any(info.id in unknown for info in found):
+        say(f"{UNKNOWN} depends on the text or age of the result, which only the agent's messages tell.")
     archived = sum(info.state == "archived" for info in found)
-    say(f"{len(found)} results, {archived} archived. 'evidence-archive restore {session} ID' gives an original.")
+    say(f"{counted(len(found), 'result')}, {archived} archived.")
+    if archived:
+        say(f"'evidence-archive restore {session} ID' gives an original.")
 
 
 def _restore(
@@ -109,45 +138,90 @@ def _restore(
     keys: _Keys = None,
     policy: _Policy = None,
     role: _Roles = None,
-    lines: Annotated[str | None, typer.Option(help="Only these lines, such as 10-40.")] = None,
-    pattern: Annotated[str | None, typer.Option(help="Only lines that contain this literal text.")] = None,
-    context_lines: Annotated[int | None, typer.Option(help="Lines around each match of --pattern.")] = None,
-    pointer: Annotated[str | None, typer.Option(help="Only this part of a JSON original (JSON pointer).")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write to this new file (mode 0600), not to stdout.")] = None,
+    lines: Annotated[str | None, typer.Option(metavar="FIRST-LAST", help="Only these lines, such as 10-40.")] = None,
+    pattern: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only lines that contain this literal text.")
+    ] = None,
+    context_lines: Annotated[
+        int | None, typer.Option(metavar="NUMBER", help="Lines around each match of --pattern, 0 to 50; 2 without.")
+    ] = None,
+    pointer: Annotated[
+        str | None, typer.Option(metavar="POINTER", help="Only this part of a JSON original (JSON pointer).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write to this new file (mode 0600), not to stdout.")
+    ] = None,
     as_json: _Json = False,
 ) -> None:
     """Give an exact original back.
 
     The very bytes, on stdout or in a new file. Text comes as UTF-8 (lone surrogates as three bytes each), a list of
-    parts as compact JSON.
+    parts as compact JSON. Of a part stderr says which it is, and on stdout it ends with a line feed.
     """
-    if out is not None and out.exists():
-        raise typer.BadParameter(f"The file {out} exists: choose another name, nothing is overwritten.")
-    with _opened(url, keys, policy) as archive:
-        restored = archive.restore(
-            session,
-            result_id,
-            principal=Principal(org, subject, role or ()),
-            lines=lines,
-            pattern=pattern,
-            context_lines=context_lines,
-            pointer=pointer,
-        )
-    data = _bytes_of(restored.content)
-    if out is not None:
-        _write_new(out, data)
+    principal = Principal(org, subject, role or ())
+    with _new_file(out) as file:
+        with opened(url, keys, policy, principal, decides=True) as (archive, _):
+            try:
+                restored = archive.restore(
+                    session,
+                    result_id,
+                    principal=principal,
+                    lines=lines,
+                    pattern=pattern,
+                    context_lines=context_lines,
+                    pointer=pointer,
+                )
+            except FormatError as error:
+                raise type(error)(_as_options(str(error))) from error
+        data = _bytes_of(restored.content)
+        if file is not None:
+            file.write(data)
     if as_json:
-        emit_json({**_described(restored), "out": None if out is None else str(out)})
+        emit_json(_described(restored, out))
     elif out is None:
         stdout = typer.get_binary_stream("stdout")
         stdout.write(data)
+        if restored.part is not None and data and not data.endswith(b"\n"):
+            stdout.write(b"\n")
         stdout.flush()
     else:
         what = "the whole original" if restored.part is None else restored.part
         say(
-            f"Wrote {len(data)} bytes to {out}: {what} of {result_id} from {restored.provenance.tool_name}.",
+            f"Wrote {counted(len(data), 'byte')} to {out}: {what} of {result_id} "
+            f"from {restored.provenance.tool_name}.",
             f"sha256 of the whole original: {restored.sha256}",
         )
+    _note_part(restored, result_id, warnings_only=as_json or out is not None)
+
+
+def _note_part(restored: Restored, result_id: str, *, warnings_only: bool) -> None:
+    """Say which part it is; loudly when it is not all that was asked for."""
+    part = restored.part
+    if part is None:
+        return
+    match = _MATCHES.match(part)
+    shown, total = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
+    if match is not None and not total:
+        note(f"WARNING: NOTHING MATCHED in {result_id}: {part}.")
+    elif shown < total:
+        note(
+            f"WARNING: CUT in {result_id}: {part}; {counted(total - shown, 'match', 'matches')} not shown "
+            f"(the policy's pattern_matches_max is {shown}): use --lines, or a pattern that is met less often."
+        )
+    elif not warnings_only:
+        note(f"Part of {result_id} from {restored.provenance.tool_name}: {part}.")
+
+
+def _as_options(words: str) -> str:
+    """What is wrong with a selector, for somebody who gave options and not arguments of a tool."""
+    words = re.sub(r"(; give null for [a-z ]+|,? or null( for no pattern)?)(?=\.)", "", words)
+    words = words.replace("one of lines, pattern and pointer", "one of --lines, --pattern and --pointer")
+    words = words.replace("goes with a pattern", "goes with --pattern")
+    return re.sub(
+        r"^(lines|pattern|context_lines|pointer) (?=must|goes)",
+        lambda match: f"--{match[1].replace('_', '-')} ",
+        words,
+    )
 
 
 def _bytes_of(content: Any) -> bytes:
@@ -156,9 +230,10 @@ def _bytes_of(content: Any) -> bytes:
     return json.dumps(content, ensure_ascii=True, separators=(",", ":")).encode("ascii")
 
 
-def _described(restored: Restored) -> dict[str, Any]:
+def _described(restored: Restored, out: Path | None) -> dict[str, Any]:
     provenance = restored.provenance
-    return {
+    whole = "" if restored.part is None else "original_"
+    described = {
         "session": provenance.session_id,
         "result_id": provenance.result_id,
         "tool": provenance.tool_name,
@@ -168,16 +243,36 @@ def _described(restored: Restored) -> dict[str, Any]:
         "media_type": provenance.media_type,
         "observed_at": format_time(provenance.observed_at_us),
         "observed_by": provenance.observed_by,
-        "sha256": restored.sha256,
-        "size_bytes": restored.size_bytes,
+        f"{whole}sha256": restored.sha256,
+        f"{whole}size_bytes": restored.size_bytes,
         "part": restored.part,
-        "content": restored.content,
+        "out": None if out is None else str(out),
     }
+    return described if out is not None else {**described, "content": restored.content}
 
 
-def _write_new(path: Path, data: bytes) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
+@contextmanager
+def _new_file(path: Path | None) -> Iterator[BinaryIO | None]:
+    """A new private file, made before anything is granted, and gone again when nothing is written to it."""
+    if path is None:
+        yield None
+        return
+    try:
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise typer.BadParameter(f"The file {path} exists: choose another name, nothing is overwritten.") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "this is not a file name"
+        raise typer.BadParameter(f"The file {path} cannot be made ({reason}): nothing was restored.") from None
+    try:
+        with os.fdopen(target, "wb") as file:
+            yield file
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            reason = error.strerror or type(error).__name__
+            raise EvidenceArchiveError(f"The file {path} could not be written ({reason}) and was removed.") from error
+        raise
 
 
 def _audit(
@@ -188,15 +283,16 @@ def _audit(
     keys: _Keys = None,
     policy: _Policy = None,
     role: _Roles = None,
-    start: Annotated[int, typer.Option(min=0, help="First entry to list, from 0.")] = 0,
+    start: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="First entry to list, from 0.")] = 0,
     as_json: _Json = False,
 ) -> None:
     """List and verify the audit log of an org.
 
     The entries are hashed and compared with the head; exit 32 when they disagree.
     """
-    with _opened(url, keys, policy) as archive:
-        report = archive.audit(principal=Principal(org, subject, role or ()), start=start)
+    principal = Principal(org, subject, role or ())
+    with opened(url, keys, policy, principal, decides=False) as (archive, _):
+        report = archive.audit(principal=principal, start=start)
     if as_json:
         emit_json(
             {
@@ -226,9 +322,10 @@ def _audit(
             for leaf in report.entries
         ]
         heads = ("seq", "time", "event", "session", "subject", "details")
-        table(f"audit log of {org}", heads, rows, numbers=[0], texts=[3, 4, 5])
+        table(f"audit log of {org}", heads, rows, numbers=[0])
         verdict = "INTACT: the entries and the head agree" if report.intact else "BROKEN: entries and head disagree"
-        say(f"{report.size} entries, {len(rows)} listed. {verdict}.", f"root {report.root_hex}")
+        entries = counted(report.size, "entry", "entries")
+        say(f"{entries}, {len(rows)} listed. {verdict}.", f"root {report.root_hex}")
         if not report.intact:
             say(*report.findings)
             say("Keep the store as it is, stop writing to it, and compare it with a backup.")
@@ -258,9 +355,14 @@ def _resume(
     as_json: _Json = False,
 ) -> None:
     """Let a suspended session archive again."""
-    with _opened(url, keys, policy) as archive:
-        archive.resume(session, principal=Principal(org, subject, role or ()))
+    principal = Principal(org, subject, role or ())
+    with opened(url, keys, policy, principal, decides=False) as (archive, vault):
+        was = suspension(vault, session)
+        if was is not None:
+            archive.resume(session, principal=principal)
     if as_json:
-        emit_json({"session": session, "suspended": None})
+        emit_json({"session": session, "was": was, "suspended": None})
+    elif was is None:
+        say(f"Session {session} was not suspended: nothing was changed.")
     else:
-        say(f"Session {session} may archive again.")
+        say(f"Session {session} was suspended ({was}) and may archive again.")

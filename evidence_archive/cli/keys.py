@@ -30,7 +30,9 @@ def _keys() -> None:
 
 
 def _new(
-    path: Annotated[Path, typer.Argument(help="File to create; it must not exist yet.", show_default=False)],
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File to create; it must not exist yet.", show_default=False)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Create a key file (mode 0600) with fresh random keys.

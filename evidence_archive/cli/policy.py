@@ -5,19 +5,23 @@ from typing import Annotated
 
 import typer
 
-from evidence_archive.cli.render import emit_json, say, table
+from evidence_archive.cli.render import counted, emit_json, say, table
 
 __all__ = ["register"]
 
 CHECK_FAILED = 1
 
-_File = Annotated[Path, typer.Argument(help="Policy file (TOML).", show_default=False)]
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="Policy file (TOML).", show_default=False)]
 _Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the ``policy`` commands."""
-    group = typer.Typer(help="Check and explain policies.", rich_markup_mode=None)
+    group = typer.Typer(
+        help="Check and explain policies.",
+        epilog="Example: evidence-archive policy check policies/clinical.toml",
+        rich_markup_mode=None,
+    )
     group.callback()(_policy)
     group.command("check", epilog="Example: evidence-archive policy check policies/clinical.toml")(_check)
     group.command(
@@ -49,11 +53,11 @@ def _check(file: _File, as_json: _Json = False) -> None:
         )
     else:
         for outcome in report.outcomes:
-            got = "" if outcome.passed else f": got {outcome.got}, expected {outcome.expected}"
+            got = "" if outcome.passed else f": got {outcome.explained}, expected {outcome.expected}"
             say(f"{'PASS' if outcome.passed else 'FAIL'}  test[{outcome.index}] {outcome.description}{got}")
         for warning in report.warnings:
             say(f"WARNING  {warning}")
-        say(f"{policy.name} version {policy.version}: {len(report.outcomes)} tests, {failed} failed.")
+        say(f"{policy.name} version {policy.version}: {counted(len(report.outcomes), 'test')}, {failed} failed.")
         if failed:
             say("Change the rules or the tests, then check again; 'policy explain' says which rule decides.")
     if not report.ok:
@@ -63,16 +67,29 @@ def _check(file: _File, as_json: _Json = False) -> None:
 def _explain(
     *,
     file: _File,
-    tool: Annotated[str, typer.Option("--tool", help="Tool name as the model calls it.", show_default=False)],
-    result_tool: Annotated[str | None, typer.Option(help="Tool name on the result, where it differs.")] = None,
-    sensitivity: Annotated[list[str] | None, typer.Option(help="Label the host attached; repeatable.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Kind the host attached.")] = None,
-    size_chars: Annotated[int, typer.Option(min=0, help="Size of the result, in characters.")] = 10_000,
-    age_turns: Annotated[int, typer.Option(min=0, help="Assistant messages after the result.")] = 0,
-    text: Annotated[str | None, typer.Option(help="Text of the result, for content rules.")] = None,
+    tool: Annotated[
+        str, typer.Option("--tool", metavar="NAME", help="Tool name as the model calls it.", show_default=False)
+    ],
+    result_tool: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Tool name on the result, where it differs.")
+    ] = None,
+    sensitivity: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Label the host attached; repeatable.")
+    ] = None,
+    kind: Annotated[str | None, typer.Option(metavar="NAME", help="Kind the host attached.")] = None,
+    size_chars: Annotated[
+        int, typer.Option(metavar="NUMBER", min=0, help="Size of the result, in characters.")
+    ] = 10_000,
+    age_turns: Annotated[
+        int,
+        typer.Option(
+            metavar="NUMBER", min=0, help="Runs of assistant messages after the result; several in a row are one."
+        ),
+    ] = 0,
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="Text of the result, for content rules.")] = None,
     as_json: _Json = False,
 ) -> None:
-    """Say what a policy decides for a result, and which rule decides why."""
+    """Say what a policy decides for a result, and why."""
     from evidence_archive.model import Facts
     from evidence_archive.policy import Policy
 
@@ -91,7 +108,7 @@ def _explain(
     say(f"decided by: {decision.rule_id} ({decision.reason})")
     rows = [(step.rule_id, step.effect, "yes" if step.matched else "no", step.why) for step in explanation.steps]
     if rows:
-        table("", ("rule", "effect", "matched", "why"), rows, texts=[3])
+        table("", ("rule", "effect", "matched", "why"), rows)
     live = explanation.live
     if live is not None:
         age = "" if live.max_age_seconds is None else f" (at the latest after {live.max_age_seconds} s)"
@@ -99,4 +116,4 @@ def _explain(
     for roles in explanation.openings:
         say(f"restored by: {'the owner only' if roles is None else 'roles ' + ', '.join(sorted(roles))}")
     days = explanation.retention_days
-    say("kept: no retention rule" if days is None else f"kept: {days} days")
+    say("kept: no retention rule" if days is None else f"kept: {days} {'day' if days == 1 else 'days'}")

@@ -2,21 +2,19 @@
 
 import json
 import re
+import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from evidence_archive.notes import clean
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-__all__ = ["chart", "console", "emit_json", "one_line", "percent", "plain", "say", "table"]
+__all__ = ["chart", "counted", "emit_json", "note", "one_line", "percent", "plain", "say", "table", "width_columns"]
 
 CHART_ROWS = 10
-PIPE_COLUMNS = 2_000
 CHART_COLUMNS_MAX = 32
+CHART_MARGIN_COLUMNS = 12
 
 
 def plain(value: object) -> Any:
@@ -54,15 +52,15 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
-def console() -> "Console":
-    """A console on stdout that knows about terminals, their width, ``NO_COLOR`` and ASCII-only encodings.
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """A count with its noun: ``1 result``, ``2 results``.
 
-    What is not a terminal gets lines as long as they are, for ``grep`` and friends.
+    Args:
+        count: how many.
+        noun: for one.
+        plural: for all other counts; the noun with an ``s`` when empty.
     """
-    from rich.console import Console
-
-    width = None if sys.stdout.isatty() else PIPE_COLUMNS
-    return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def say(*lines: str) -> None:
@@ -71,43 +69,64 @@ def say(*lines: str) -> None:
         print(clean(line))
 
 
-def table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    numbers: Iterable[int] = (),
-    texts: Iterable[int] = (),
-) -> None:
-    """Print a table.
+def note(*lines: str) -> None:
+    """Print lines for people to stderr, beside output that has to stay as it is."""
+    for line in lines:
+        print(one_line(line), file=sys.stderr)
+
+
+def width_columns() -> int | None:
+    """Width of the terminal; ``None`` where stdout is none, since files and pipes take lines of any length."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Iterable[int] = ()) -> None:
+    """Print a table; where the terminal is too narrow for it, one block of lines per row. Nothing is ever cut.
 
     Args:
         title: stands above the table; may be empty.
-        columns: the heads; empty strings give a table without a head.
+        heads: of the columns; empty strings give a table without a head.
         rows: cells as anything with a ``str``; ``None`` shows as a dash.
         numbers: indices of the columns that are aligned to the right.
-        texts: indices of the columns that are folded where the terminal is too narrow.
     """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from rich.cells import cell_len
 
-    right, folded = set(numbers), set(texts)
-    shown = Table(
-        title=Text(one_line(title)) if title else None,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_header=any(columns),
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for index, name in enumerate(columns):
-        justify: Literal["left", "right"] = "right" if index in right else "left"
-        shown.add_column(Text(name), justify=justify, overflow="fold", no_wrap=index not in folded)
-    for row in rows:
-        shown.add_row(*(Text("-" if cell is None else clean(str(cell))) for cell in row))
-    console().print(shown)
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(heads, *cells, strict=True)]
+    available = width_columns()
+    if title:
+        say(title)
+    if available is not None and sum(widths) + 2 * (len(widths) - 1) > available:
+        for row in cells:
+            say(*_block(heads, row, available))
+        say("")
+        return
+    right = set(numbers)
+    top = [list(heads), ["-" * width for width in widths]] if any(heads) else []
+    for row in [*top, *cells]:
+        blanks = [" " * (width - cell_len(cell)) for width, cell in zip(widths, row, strict=True)]
+        padded = [
+            blank + cell if at in right else cell + blank
+            for at, (blank, cell) in enumerate(zip(blanks, row, strict=True))
+        ]
+        print("  ".join(padded).rstrip())
+    say("")
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else clean(str(value)).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _block(heads: Sequence[str], row: Sequence[str], available: int) -> Iterator[str]:
+    """A row as ``head: cell`` lines; a first column without a head names the row."""
+    if not any(heads):
+        line = ": ".join(row)
+        yield from [line] if len(line) <= available else [row[0], *(f"  {cell}" for cell in row[1:])]
+        return
+    yield f"{heads[0]}: {row[0]}" if heads[0] else row[0]
+    for head, cell in zip(heads[1:], row[1:], strict=True):
+        if cell:
+            yield f"  {head}: {cell}" if head else f"  {cell}"
 
 
 def chart(whole: Sequence[int], archived: Sequence[int]) -> list[str]:
@@ -119,9 +138,16 @@ def chart(whole: Sequence[int], archived: Sequence[int]) -> list[str]:
     """
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
     light, dark = ("░", "█") if encoding.startswith("utf") else (".", "#")
-    whole, archived = _thinned(whole), _thinned(archived)
-    top = max([*whole, *archived, 1])
+    available = width_columns()
+    columns_max = CHART_COLUMNS_MAX
     lines = [f"tokens per request   {light} whole history   {dark} with the archive"]
+    if available is not None:
+        columns_max = max(2, min(columns_max, (available - CHART_MARGIN_COLUMNS - len("> requests")) // 3))
+        if len(lines[0]) > available:
+            lines = ["tokens per request", f"{light} whole history", f"{dark} with the archive"]
+    step = max(1, -(-(max(len(whole), len(archived)) - 1) // (columns_max - 1)))  # the last one comes on top
+    whole, archived = _thinned(whole, step), _thinned(archived, step)
+    top = max([*whole, *archived, 1])
     for row in range(CHART_ROWS, 0, -1):
         least = top * (row - 0.5) / CHART_ROWS
         columns = []
@@ -136,7 +162,6 @@ def chart(whole: Sequence[int], archived: Sequence[int]) -> list[str]:
     return lines
 
 
-def _thinned(series: Sequence[int]) -> list[int]:
-    """At most 32 values: every n-th, and always the last."""
-    step = -(-len(series) // CHART_COLUMNS_MAX) if series else 1
-    return [*series[: len(series) - 1 : step], *series[-1:]]
+def _thinned(series: Sequence[int], step: int) -> list[int]:
+    """Every n-th value, and always the last."""
+    return [*series[: max(0, len(series) - 1) : step], *series[-1:]]

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evidence_archive.cli.render import emit_json, percent, say, table
-from evidence_archive.cli.transcripts import Conversation, load
+from evidence_archive.cli.render import counted, emit_json, note, percent, say, table
+from evidence_archive.cli.transcripts import Conversation, load, place_of
 from evidence_archive.errors import BatchRejectedError
 from evidence_archive.matching import Timeline
 from evidence_archive.model import Principal, encode_exact
@@ -52,6 +52,7 @@ class Figures:
     Args:
         place: the file.
         conversations, requests: how many; a request stands before every assistant message.
+        results: tool results in the messages.
         tokens_whole: input tokens of all requests with the whole history.
         tokens_archived: of all views, so the same messages with notes in the place of what is archived.
         tokens_overhead: what the archive itself adds to all requests: tools, instructions, calls, receipts, restores.
@@ -69,6 +70,7 @@ class Figures:
     place: str
     conversations: int = 0
     requests: int = 0
+    results: int = 0
     tokens_whole: int = 0
     tokens_archived: int = 0
     tokens_overhead: int = 0
@@ -191,6 +193,7 @@ class _Player:
             self._look_for_forced_restores(message)
             seen = index
         self._compare()
+        self.figures.results = sum(message["role"] == "tool" for message in self._messages)
         return self.figures
 
     def _view(self, end: int) -> list[Any]:
@@ -328,10 +331,14 @@ def register(app: typer.Typer) -> None:
 def _replay(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="Transcripts: JSON or JSON Lines, UTF-8.", show_default=False),
+        typer.Argument(
+            metavar="FILE", help="Transcripts: JSON or JSON Lines, UTF-8; - is standard input.", show_default=False
+        ),
     ],
-    tokens_min: Annotated[int, typer.Option(min=0, help="Archive results of more tokens than this.")] = 500,
-    batch_min: Annotated[int, typer.Option(min=1, help="Fewest results of a batch.")] = 3,
+    tokens_min: Annotated[
+        int, typer.Option(metavar="NUMBER", min=0, help="Archive results of more tokens than this.")
+    ] = 500,
+    batch_min: Annotated[int, typer.Option(metavar="NUMBER", min=1, help="Fewest results of a batch.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure archiving on recorded conversations.
@@ -343,7 +350,7 @@ def _replay(
     from evidence_archive.keys import new_keys
     from evidence_archive.tokens import default_counter
 
-    recorded = [(str(path), load(path)) for path in files]
+    recorded = [(place_of(path), load(path)) for path in files]
     tally = MessageTokens(default_counter())
     measured: list[Figures] = []
     with TemporaryDirectory(prefix="evidence-archive-") as folder:
@@ -383,8 +390,17 @@ def _replay(
         )
         for figures in [*measured, total] if len(measured) > 1 else measured:
             table(figures.place, ("", ""), _rows(figures), numbers=[1])
+    for figures in measured:
+        if not figures.results:
+            note(f"{figures.place}: no tool results found; is this chat completions?")
     if not total.exact:
         raise typer.Exit(NOT_EQUAL)
+
+
+def _share(figures: Figures, tokens: int) -> str:
+    """The share of the whole history; none where nothing was archived, or where more was spent than there was."""
+    silly = not figures.originals_archived or abs(tokens) > figures.tokens_whole
+    return "" if silly else f" ({percent(tokens, figures.tokens_whole)})"
 
 
 def _rows(figures: Figures) -> list[tuple[str, str]]:
@@ -395,11 +411,11 @@ def _rows(figures: Figures) -> list[tuple[str, str]]:
         ("conversations, requests", f"{figures.conversations:,}, {figures.requests:,}"),
         ("input tokens, whole history", f"{figures.tokens_whole:,}"),
         ("input tokens, with the archive", f"{figures.tokens_archived:,}"),
-        ("saved", f"{saved:,} ({percent(saved, figures.tokens_whole)})"),
+        ("saved", f"{saved:,}{_share(figures, saved)}"),
         ("the archive's own tokens", f"{figures.tokens_overhead:,}"),
-        ("saved, less its own", f"{net:,} ({percent(net, figures.tokens_whole)})"),
+        ("saved, less its own", f"{net:,}{_share(figures, net)}"),
         ("previous request kept as prefix", percent(figures.prefix_kept_tokens, figures.prefix_tokens)),
-        ("originals archived", f"{figures.originals_archived:,} in {figures.batches:,} batches"),
+        ("originals archived", f"{figures.originals_archived:,} in {counted(figures.batches, 'batch', 'batches')}"),
         ("bytes archived", f"{figures.bytes_archived:,}"),
         ("restores forced by later use", f"{figures.restores_forced:,}"),
         ("ms per view, p50 / p95 / max", f"{times['p50']:.2f} / {times['p95']:.2f} / {times['max']:.2f}"),

@@ -43,7 +43,9 @@ def _field(holder: Any, key: str) -> Any:
     try:
         return holder.get(key) if isinstance(holder, Mapping) else getattr(holder, key, None)
     except Exception as error:
-        raise MessageShapeError(f"A message cannot be read: its {key!r} raises {type(error).__name__}.") from error
+        raised = type(error).__name__
+    # Outside the block: what the object said may hold evidence, and would stand in every traceback of ours.
+    raise MessageShapeError(f"A message cannot be read: its {key!r} raises {raised}.")
 
 
 def _id_of(value: Any) -> str | None:
@@ -189,10 +191,9 @@ class ChatDialect:
             return {**message, "content": content}
         if isinstance(message, Mapping):
             return _mapping_with(message, content)
-        try:
+        with suppress(Exception):  # what it says may hold evidence, and would stand in every traceback of ours
             return message.model_copy(update={"content": content})
-        except Exception as error:
-            raise MessageShapeError("A message object cannot be copied; hand it in as a dict.") from error
+        raise MessageShapeError("A message object cannot be copied; hand it in as a dict.")
 
     def labelled(self, content: Content, label: str) -> Content:
         r"""``label``, ``"\n"``, text; or a text part with the label ahead of the same parts, in a new list."""

@@ -76,6 +76,15 @@ def translated() -> Iterator[None]:
         raise StoreUnavailableError("No connection to the database could be had: try again.") from error
 
 
+class _Turn:
+    """One use of a connection, and what has to be given back after it."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self) -> None:
+        self.connection: PoolProxiedConnection | None = None
+
+
 class SqliteEngine:
     """Connections to one SQLite file, with its durability rules.
 
@@ -91,10 +100,15 @@ class SqliteEngine:
     def __init__(self, url: URL, *, create: bool) -> None:
         if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
             raise StoreError("Name a file, such as sqlite:///evidence.db: a database in memory keeps nothing.")
+        if url.host or url.port or url.username or url.password or url.query:
+            raise StoreError("The URL names more than a file: write three slashes and a path, sqlite:///evidence.db.")
+        if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in url.database):
+            raise StoreError("The path in the URL holds a NUL or a lone surrogate: write another name.")
         self.path = Path(url.database).absolute()
         self._create = create
         self._pid = os.getpid()
-        self._slots = threading.BoundedSemaphore(POOL_CONNECTIONS_MAX)
+        self._turns: set[_Turn] = set()
+        self._turns_changed = threading.Condition()
         self._opening = threading.local()
         self.journal_mode, self.synchronous = journal_rules(sqlite3.sqlite_version_info)
         if create:
@@ -107,19 +121,17 @@ class SqliteEngine:
             max_overflow=0,
             isolation_level="AUTOCOMMIT",
             hide_parameters=True,
-            skip_autocommit_rollback=True,
-        )
+        )  # whatever transaction a connection is in, the pool rolls it back before anybody has it again
         event.listen(self.engine, "connect", self._on_connect)
         event.listen(self.engine, "checkout", self._on_checkout)
 
     def _make_file(self) -> None:
         try:
-            descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise StoreUnavailableError(
                 "The database file cannot be created: check that the folder exists and can be written."
             ) from error
-        os.close(descriptor)
 
     def _connect(self) -> sqlite3.Connection:
         identity = self._identity()
@@ -189,26 +201,41 @@ class SqliteEngine:
         """
         if os.getpid() != self._pid:
             raise MisuseError("This archive was opened in another process: open it again after fork.")
-        if not self._slots.acquire(timeout=wait_ms / 1_000):
-            raise StoreBusyError("All connections to the database are in use: try again.")
-        try:
-            with translated():
-                yield from self._connected(wait_ms)
-        finally:
-            self._slots.release()
+        turn = _Turn()
+        with translated():
+            try:
+                try:
+                    yield self._begun(turn, wait_ms)
+                finally:
+                    self._ended(turn)
+            except BaseException:
+                self._ended(turn)  # an interrupt may have fallen into the first time
+                raise
 
-    def _connected(self, wait_ms: int) -> Iterator[PoolProxiedConnection]:
+    def _begun(self, turn: "_Turn", wait_ms: int) -> PoolProxiedConnection:
+        with self._turns_changed:
+            if not self._turns_changed.wait_for(self._has_turns, wait_ms / 1_000):
+                raise StoreBusyError("All connections to the database are in use: try again.")
+            self._turns.add(turn)
         self._identity()
         self._opening.wait_ms = wait_ms
-        connection = self.engine.raw_connection()
-        try:
-            if connection.info.get("wait_ms") != wait_ms:
-                driver: Any = connection.driver_connection
-                driver.execute(f"PRAGMA busy_timeout={int(wait_ms)}")
-                connection.info["wait_ms"] = wait_ms
-            yield connection
-        finally:
-            connection.close()
+        connection = turn.connection = self.engine.raw_connection()
+        if connection.info.get("wait_ms") != wait_ms:
+            driver: Any = connection.driver_connection
+            driver.execute(f"PRAGMA busy_timeout={int(wait_ms)}")
+            connection.info["wait_ms"] = wait_ms
+        return connection
+
+    def _has_turns(self) -> bool:
+        return len(self._turns) < POOL_CONNECTIONS_MAX
+
+    def _ended(self, turn: "_Turn") -> None:
+        """Give everything back; a second time changes nothing."""
+        if turn.connection is not None:
+            turn.connection.close()
+        with self._turns_changed:
+            self._turns.discard(turn)
+            self._turns_changed.notify()
 
     @contextmanager
     def reading(self, wait_ms: int) -> Iterator[PoolProxiedConnection]:
@@ -224,8 +251,8 @@ class SqliteEngine:
 
     def _transaction(self, connection: PoolProxiedConnection, begin: str) -> Iterator[PoolProxiedConnection]:
         driver: Any = connection.driver_connection
-        driver.execute(begin)
         try:
+            driver.execute(begin)
             yield connection
             if connection.info.get("identity") != self._identity():
                 raise StoreUnavailableError(
@@ -247,8 +274,8 @@ class SqliteEngine:
         with translated(), self.engine.connect() as connection:
             connection.exec_driver_sql(f"PRAGMA busy_timeout={int(wait_ms)}")
             connection.info["wait_ms"] = wait_ms
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
             try:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
                 yield connection
                 connection.exec_driver_sql("COMMIT")
             except BaseException:
@@ -276,11 +303,11 @@ def open_engine(url: str, *, create: bool) -> SqliteEngine:
     """
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # a port that is no number is a ValueError
         raise StoreError("The database URL cannot be read: write, for example, sqlite:///evidence.db.") from error
     if parsed.get_backend_name() != "sqlite":
         raise StoreError("This version stores in SQLite: write, for example, sqlite:///evidence.db.")
     engine = SqliteEngine(parsed, create=create)
-    if not create and not engine.path.exists():
+    if not create and not os.path.exists(engine.path):  # Path.exists raises for a name too long
         raise StoreUnavailableError("There is no database at this URL: check the path, or let a program create it.")
     return engine

@@ -416,7 +416,8 @@ class SqlStore:
         Raises:
             SealBrokenError: the org was there, and its row was removed.
         """
-        with self._engine.connection(self._wait_ms) as connection:
+        # One snapshot: an org that is made between two looks must not pass for one whose row was removed.
+        with self._engine.reading(self._wait_ms) as connection:
             reader = SqlReader(self._engine, connection, org, b"")
             row = reader._one(_SELECT_ORG)
             if row is None and reader._one(_SELECT_HEAD) is not None:

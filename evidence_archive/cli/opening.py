@@ -1,0 +1,113 @@
+"""Open a store to look into it: it must exist, with its own keys and, where it matters, under its own policy."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from evidence_archive.errors import KeyringError, NotAvailableError, PolicyError
+from evidence_archive.model import Principal, format_result_id
+
+if TYPE_CHECKING:
+    from evidence_archive.archive import Archive
+    from evidence_archive.ports import KeyProvider
+    from evidence_archive.vault import Vault
+
+__all__ = ["opened", "suspension", "undecided"]
+
+_NEW_KEYS = re.compile(r": [^:`]*`evidence-archive keys new .*", re.DOTALL)
+
+
+@contextmanager
+def opened(
+    url: str, keys: Path | None, policy: Path | None, principal: Principal, *, decides: bool
+) -> Iterator[tuple["Archive", "Vault"]]:
+    """The archive and the vault of the principal's org; looking creates neither a store nor an org.
+
+    Args:
+        url: of the store.
+        keys: key file; ``None`` for the environment variable ``EVIDENCE_ARCHIVE_KEYS``.
+        policy: policy file; ``None`` for the built-in default.
+        principal: who asks.
+        decides: what is asked depends on the policy, so that the default has to be what the org was used with.
+
+    Raises:
+        PolicyError: no policy was named, and the org was last used under another one than the default.
+        KeyringError: the keys are missing or cannot be used.
+        NotAvailableError: there is no such org here.
+        StoreError: there is no such store, or it cannot be used.
+    """
+    from evidence_archive.archive import Archive
+    from evidence_archive.clock import SystemClock
+    from evidence_archive.policy import Policy
+    from evidence_archive.store import open_store
+    from evidence_archive.tokens import default_counter
+    from evidence_archive.vault import Surroundings, open_vault
+
+    rules = Policy.default() if policy is None else Policy.load(policy)
+    provider, counter, clock = _provider(keys), default_counter(), SystemClock()
+    store = open_store(url, create=False, wait_ms=rules.limits.store_wait_ms_max)
+    with Archive(store, keys=provider, policy=rules, counter=counter, clock=clock) as archive:
+        vault = open_vault(Surroundings(store, provider, rules, counter, clock), principal.org, create=False)
+        if decides and policy is None:
+            _check_default(vault)
+        yield archive, vault
+
+
+def _provider(keys: Path | None) -> "KeyProvider":
+    """The keys; whoever looks into a store is not told to make new ones."""
+    from evidence_archive.keys import EnvironmentKeys, open_provider
+
+    try:
+        return EnvironmentKeys() if keys is None else open_provider(keys)
+    except KeyringError as error:
+        words = _NEW_KEYS.sub(": put back the key file this store was sealed with (--keys).", str(error))
+        raise type(error)(words) from error
+
+
+def _check_default(vault: "Vault") -> None:
+    with vault.store.reading(vault.store_wait_ms) as reader:
+        loaded = reader.head().policy_digest
+    if loaded not in (None, vault.policy.digest):
+        raise PolicyError(
+            f"This org was last used under another policy (digest {str(loaded)[:12]}) than the built-in default: "
+            "name the policy with --policy or EVIDENCE_ARCHIVE_POLICY."
+        )
+
+
+def undecided(vault: "Vault", session_id: str) -> set[str]:
+    """IDs of live results whose protection depends on their words or age, which only the messages tell."""
+    from evidence_archive.records import AGE_TURNS_MAX
+    from evidence_archive.vault import asked_session, facts_of
+
+    with vault.store.reading(vault.store_wait_ms) as reader:
+        session = reader.session(asked_session(session_id))
+        rows = {} if session is None else {row.number: row for row in reader.results(session.scope_id, -1)}
+    found = set()
+    for row in rows.values():
+        origin = rows.get(row.origin or row.number, row)
+        decisions = [
+            vault.policy.decide_archive(facts_of(origin, age_turns=age_turns, text=text))
+            for age_turns in (0, AGE_TURNS_MAX)
+            for text in (None, "")
+        ]
+        rules = {decision.rule_id if decision.effect == "never" else None for decision in decisions}
+        if row.state == "live" and len(rules) > 1:
+            found.add(format_result_id(row.number))
+    return found
+
+
+def suspension(vault: "Vault", session_id: str) -> str | None:
+    """Why a session is suspended, or ``None``.
+
+    Raises:
+        NotAvailableError: there is no such session here.
+    """
+    from evidence_archive.vault import asked_session
+
+    with vault.store.reading(vault.store_wait_ms) as reader:
+        session = reader.session(asked_session(session_id))
+    if session is None:
+        raise NotAvailableError
+    return session.suspended
