@@ -31,16 +31,14 @@ def measure(rounds: int) -> dict[str, Any]:
                 session = archive.session(f"history-{length}-{round_}", owner)
                 session.view(messages)
                 gc.collect()
-                for at in range(VIEWS_PER_ROUND):
-                    for kind in ("plain", "cold", "registering"):
-                        if kind == "registering":
-                            messages += _turn(f"{round_}-{at}", texts[at])
-                        else:
-                            messages += _exchange()
+                for kind in took:
+                    for at in range(VIEWS_PER_ROUND):
+                        messages += _turn(f"{round_}-{at}", texts[at]) if kind == "registering" else _exchange()
                         if kind == "cold":
                             other.count(1)
                         took[kind][length].append(seconds(lambda m=messages, s=session: s.view(m)))
-                    bare.append(seconds(commit))
+                        if kind == "registering":
+                            bare.append(seconds(commit))
     commit_ms = quantile(bare, 0.5) * 1_000
     figures = [
         {

@@ -451,11 +451,9 @@ class Records:
                 text = "\n".join(_words(content))
         age_turns = 0 if place is None else self.timeline.turns_after(place.index)
         facts = facts_of(self.facts_row(row), age_turns=age_turns, text=text)
-        if row.own is None and place is not None and place.call is not None:
+        if row.own is None and place is not None and place.call is not None and facts.tools != place.tools:
             # An equal result of another tool can be known under this record; the stricter decision counts.
-            met = (place.call.name, *([] if place.result_tool is None else [place.result_tool]))
-            if not set(met) <= set(facts.tools):
-                return replace(facts, tools=tuple(dict.fromkeys((*facts.tools, *met))))
+            return replace(facts, tools=tuple(dict.fromkeys((*facts.tools, *place.tools))))
         return facts
 
     def protection(self, row: ResultRow, facts: Facts) -> tuple[str, str] | None:
@@ -463,11 +461,10 @@ class Records:
         decision = self.vault.policy.decide_archive(facts)
         if decision.effect == "never":
             return decision.rule_id, decision.reason
-        rows = (row,) if row.origin is None else (row, self.facts_row(row))
         owner = self.row.subject
-        if not (
-            self.vault.may(self.principal, owner, facts) and self.vault.may_restore(self.principal, owner, *rows)
-        ):
+        # The facts hold every name the result is known under; only a copy has facts of its own besides.
+        may = self.vault.may(self.principal, owner, facts)
+        if not may or (row.origin is not None and not self.vault.may_restore(self.principal, owner, row)):
             return "restore", "this session could not restore it, so it may not set it aside"
         return None
 
