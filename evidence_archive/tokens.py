@@ -82,6 +82,8 @@ class TiktokenCounter:
             FormatError: the installed table is not the published one, or is missing.
         """
         encode = _encoding(self.name).encode_ordinary
+        if len(text) < SPACE_RUN_CHARS_MAX:  # nothing to cut
+            return len(encode(text))
         return sum(len(encode(piece)) for piece in _pieces(text))
 
 
