@@ -18,7 +18,8 @@ from evidence_archive.model import Content, Restored, Target, ToolCall, format_r
 from evidence_archive.ports import ResultRow, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.records import Records, text_of
-from evidence_archive.vault import Found, Opened, facts_of, part_of
+from evidence_archive.restoring import Found, Opened, Restoring, part_of
+from evidence_archive.vault import facts_of
 
 __all__ = ["Answering"]
 
@@ -143,14 +144,15 @@ class Answering:
     def _restored_answer(self, call: ToolCall, result_id: str, selector: Selector, reason: str | None) -> Content:
         vault = self._records.vault
         not_available = notes.not_available_text(last_id=self._records.last_id)
-        found = vault.find(
+        restoring = Restoring(vault)
+        found = restoring.find(
             self._records.principal,
             self._records.id,
             result_id,
             also=self._records.also(call, not_available, "error"),
         )
-        opened = vault.opened(self._records.principal, found)
-        selector = vault.selected(found, selector)
+        opened = restoring.opened(self._records.principal, found)
+        selector = restoring.selected(found, selector)
         part = part_of(opened, selector, self._records.dialect, self._records.limits.pattern_matches_max)
         origin, number = found.origin, found.row.number
         tokens = self._records.tokens_of(part.content)
@@ -180,10 +182,10 @@ class Answering:
             session.version += 1
             row = self._records.own_row(session, call, content, "copy", origin)
             row.origin = origin.number
-            row.part = vault.close_part(self._records.keys, row.number, selector)
+            row.part = restoring.close_part(self._records.keys, row.number, selector)
             writer.insert_results([row])
 
-        vault.granted(self._records.principal, found, part=selector.kind, reason=reason, also=copied)
+        restoring.granted(self._records.principal, found, part=selector.kind, reason=reason, also=copied)
         return content
 
     def _too_large(self, found: Found, opened: Opened, part: Restored, tokens: int) -> str:

@@ -16,6 +16,7 @@ from evidence_archive.policy import Policy
 from evidence_archive.ports import Clock, Entropy, KeyProvider, SessionRow, Store, TokenCounter
 from evidence_archive.proof import leaf as audit
 from evidence_archive.records import Records
+from evidence_archive.restoring import Restoring, part_of
 from evidence_archive.session import Session
 from evidence_archive.tokens import default_counter
 from evidence_archive.vault import (
@@ -26,7 +27,6 @@ from evidence_archive.vault import (
     asked_session,
     facts_of,
     open_vault,
-    part_of,
 )
 
 if TYPE_CHECKING:
@@ -227,15 +227,16 @@ class Archive:
         """
         selector = parse_selector(lines, pattern, context_lines, pointer)
         vault = self._vault(principal)
-        found = vault.find(principal, session_id, result_id)
-        opened = vault.opened(principal, found)
+        restoring = Restoring(vault)
+        found = restoring.find(principal, session_id, result_id)
+        opened = restoring.opened(principal, found)
         restored = part_of(
             opened,
-            vault.selected(found, selector),
+            restoring.selected(found, selector),
             dialect_named(found.session.dialect),
             self.policy.limits.pattern_matches_max,
         )
-        vault.granted(principal, found, part=selector.kind, reason=reason)
+        restoring.granted(principal, found, part=selector.kind, reason=reason)
         return restored
 
     def results(self, session_id: str, *, principal: Principal) -> list[ResultInfo]:

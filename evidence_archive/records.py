@@ -40,8 +40,9 @@ from evidence_archive.model import (
 )
 from evidence_archive.ports import ResultRow, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
+from evidence_archive.restoring import Also
 from evidence_archive.sealing.keyring import content_tag
-from evidence_archive.vault import Also, ScopeKeys, Vault, facts_of
+from evidence_archive.vault import ScopeKeys, Vault, facts_of
 
 __all__ = ["LabelFacts", "Records", "bytes_of", "clone", "rendering", "text_of"]
 

@@ -39,7 +39,7 @@ from evidence_archive.model import (
 )
 from evidence_archive.ports import ResultRow
 from evidence_archive.records import LabelFacts, Labelled, Records, text_of
-from evidence_archive.vault import Opened, part_of
+from evidence_archive.restoring import Opened, Restoring, part_of
 
 __all__ = ["Session"]
 
@@ -236,19 +236,20 @@ class Session:
             live = self._in_view(result_id)
             if live is not None:
                 return part_of(live, selector, self._records.dialect, self._records.limits.pattern_matches_max)
+            restoring = Restoring(self._records.vault)
             try:
-                found = self._records.vault.find(self.principal, self.id, result_id)
-                opened = self._records.vault.opened(self.principal, found)
+                found = restoring.find(self.principal, self.id, result_id)
+                opened = restoring.opened(self.principal, found)
             except IntegrityError:
                 self._records.suspend("integrity")
                 raise
             restored = part_of(
                 opened,
-                self._records.vault.selected(found, selector),
+                restoring.selected(found, selector),
                 self._records.dialect,
                 self._records.limits.pattern_matches_max,
             )
-            self._records.vault.granted(self.principal, found, part=selector.kind, reason=reason)
+            restoring.granted(self.principal, found, part=selector.kind, reason=reason)
             return restored
 
     def _in_view(self, result_id: str) -> Opened | None:

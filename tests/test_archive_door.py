@@ -32,6 +32,7 @@ from evidence_archive.errors import KeyringError, SealBrokenError, StoreError
 from evidence_archive.keys import FileKeys
 from evidence_archive.model import checked_name
 from evidence_archive.policy import Policy
+from evidence_archive.restoring import Restoring
 
 STRANGER = Principal(org=OWNER.org, subject="stranger")
 AUDITOR = Principal(org=OWNER.org, subject="auditor", roles={"auditor"})
@@ -528,8 +529,8 @@ def worked_through(watch: Watch, canaries: dict[str, str]) -> None:
         restored = session.restore("r1", reason=canaries["reason"])
         assert restored.content == text
         watch.take(restored, session._records.rows, vars(session._records).keys())
-        found = archive._vault(OWNER).find(OWNER, "case", "r1")
-        watch.take(found, archive._vault(OWNER).opened(OWNER, found))
+        found = Restoring(archive._vault(OWNER)).find(OWNER, "case", "r1")
+        watch.take(found, Restoring(archive._vault(OWNER)).opened(OWNER, found))
         call = json.loads(restore_call("r3"))
         talk.ours(session, "restore_evidence", json.dumps({**call, "reason": canaries["model reason"]}))
         talk.say()

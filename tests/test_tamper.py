@@ -714,7 +714,7 @@ def test_a_store_without_row_seals_would_return_altered_provenance(
 def test_a_store_that_kept_plain_bytes_would_return_altered_content(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evidence_archive import vault
+    from evidence_archive import restoring
     from evidence_archive.sealing.envelope import Opened
 
     def unsealed(envelope: bytes, **_: Any) -> Opened:
@@ -726,7 +726,7 @@ def test_a_store_that_kept_plain_bytes_would_return_altered_content(
         (b"altered", NORTH.org, ids[NORTH.org, "case", 1]),
     )
     assert use(world.attacked(statement), world, "restore") == SEAL
-    monkeypatch.setattr(vault, "open_original", unsealed)
-    monkeypatch.setattr(vault, "sha256", lambda _: Mock(digest=lambda: ANY))
+    monkeypatch.setattr(restoring, "open_original", unsealed)
+    monkeypatch.setattr(restoring, "sha256", lambda _: Mock(digest=lambda: ANY))
     with pytest.raises(AssertionError, match="altered content was handed out"):
         use(world.attacked(statement), world, "restore")

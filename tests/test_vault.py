@@ -26,6 +26,7 @@ from evidence_archive.policy import Policy
 from evidence_archive.ports import OrgRow
 from evidence_archive.proof.leaf import encode_leaf
 from evidence_archive.proof.merkle import leaf_hash, root_of
+from evidence_archive.restoring import Restoring
 from evidence_archive.sealing.envelope import ORIGINAL_BYTES_MAX
 from evidence_archive.sealing.keyring import org_keys
 from evidence_archive.tokens import default_counter
@@ -305,20 +306,20 @@ def test_a_denial_that_the_log_does_not_take_is_an_error_of_the_store(desk: Desk
 
 
 def test_an_archive_that_released_first_would_be_caught(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evidence_archive.vault import Vault
+    from evidence_archive.restoring import Restoring
 
     with desk.open() as archive:
         session = filled(archive)
         refuse_commits(archive)
-        granted = Vault.granted
+        granted = Restoring.granted
 
-        def late(self: Vault, *given: Any, **named: Any) -> None:
+        def late(self: Restoring, *given: Any, **named: Any) -> None:
             try:
                 granted(self, *given, **named)
             except StoreError:
                 return
 
-        monkeypatch.setattr(Vault, "granted", late)
+        monkeypatch.setattr(Restoring, "granted", late)
         assert session.restore("r1").content == CONTENT, "the control releases what the log does not know"
 
 
@@ -326,11 +327,11 @@ def test_a_result_that_changes_between_permission_and_grant_is_not_released(desk
     with desk.open() as archive, desk.open() as other:
         session = filled(archive)
         vault = archive._vault(OWNER)
-        found = vault.find(OWNER, "case", "r1")
-        vault.opened(OWNER, found)
+        found = Restoring(vault).find(OWNER, "case", "r1")
+        Restoring(vault).opened(OWNER, found)
         other.session("case", OWNER).label("r1", sensitivity="clinical")
         with pytest.raises(StoreBusyError, match="changed"):
-            vault.granted(OWNER, found, part=None, reason=None)
+            Restoring(vault).granted(OWNER, found, part=None, reason=None)
         assert "restore.granted" not in [one.event for one in archive.audit(principal=OWNER).entries]
         assert session.restore("r1").content == CONTENT
 
