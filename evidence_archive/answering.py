@@ -1,9 +1,10 @@
 """Calls of the model: parsed strictly, carried out, and answered whatever happens, so that none stays open."""
 
 from evidence_archive import notes
-from evidence_archive.archiving import OUR_TOOLS, Archiving
+from evidence_archive.archiving import Archiving
 from evidence_archive.batch import parse_batch, parse_restore
 from evidence_archive.errors import (
+    AuditBrokenError,
     BatchRejectedError,
     EvidenceArchiveError,
     FormatError,
@@ -14,10 +15,10 @@ from evidence_archive.errors import (
     UnsupportedVersionError,
 )
 from evidence_archive.excerpt import Selector, line_count, parse_selector
-from evidence_archive.model import Content, Restored, Target, ToolCall, format_result_id, parse_result_id
+from evidence_archive.model import Content, Restored, Target, ToolCall, format_result_id, parse_result_id, text_of
 from evidence_archive.ports import ResultRow, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
-from evidence_archive.records import Records, text_of
+from evidence_archive.records import Records
 from evidence_archive.restoring import Found, Opened, Restoring, part_of
 from evidence_archive.vault import facts_of
 
@@ -75,7 +76,7 @@ class Answering:
                 row.state == "live"
                 and row.labelled
                 and row.own in (None, "copy")
-                and text_of(row.tool_name) not in OUR_TOOLS - ({notes.RESTORE_TOOL} if row.own else set())
+                and text_of(row.tool_name) not in notes.OUR_TOOLS - ({notes.RESTORE_TOOL} if row.own else set())
                 and place.call is not None
                 and self._records.is_read(place)
                 and self._records.protection(row, self._records.facts(row, place, self._records.original(place)))
@@ -92,7 +93,7 @@ class Answering:
             request = parse_restore(call.arguments)
             number = parse_result_id(request.id)
             selector = parse_selector(request.lines, request.pattern, request.context_lines, request.pointer)
-            row = self._records.rows.get(number)
+            row = self._records.rows.get(number)  # names the tool to ask again where the store does not answer
             self._records.refresh(self._records.vault.store_wait_ms)
             row = self._records.rows.get(number)
             refusal = self._refusal(number, row)
@@ -123,8 +124,15 @@ class Answering:
 
     def _failed(self, call: ToolCall, number: int, row: ResultRow | None, error: EvidenceArchiveError) -> str:
         """A restore that keys, store or stored bytes prevented."""
-        self._records.trouble(error)
-        causes = (("integrity", (IntegrityError, FormatError)), ("keys", KeyringError), ("store", Exception))
+        if not isinstance(error, UnsupportedVersionError):  # which is no sign that anything is wrong with the store
+            self._records.trouble(error)
+        causes: tuple[tuple[str, type[Exception]], ...] = (
+            ("version", UnsupportedVersionError),
+            ("audit", AuditBrokenError),
+            ("integrity", IntegrityError),
+            ("keys", KeyringError),
+            ("store", Exception),
+        )
         cause = next(cause for cause, family in causes if isinstance(error, family))
         text = notes.restore_failed_text(
             number=number,

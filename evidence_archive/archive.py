@@ -11,7 +11,15 @@ from evidence_archive.dialects import dialect as dialect_named
 from evidence_archive.errors import FormatError, MisuseError, NotAvailableError, SealBrokenError, StoreBusyError
 from evidence_archive.excerpt import parse_selector
 from evidence_archive.keys import open_provider
-from evidence_archive.model import Principal, Restored, ResultInfo, checked_name, format_result_id, format_time
+from evidence_archive.model import (
+    Principal,
+    Restored,
+    ResultInfo,
+    checked_name,
+    format_result_id,
+    format_time,
+    text_of,
+)
 from evidence_archive.policy import Policy
 from evidence_archive.ports import Clock, Entropy, KeyProvider, SessionRow, Store, TokenCounter
 from evidence_archive.proof import leaf as audit
@@ -273,7 +281,7 @@ class Archive:
                 told.append(
                     ResultInfo(
                         id=format_result_id(row.number),
-                        tool=row.tool_name.decode("utf-8", "replace"),
+                        tool=text_of(row.tool_name),
                         tokens=row.tokens,
                         state=row.state,
                         protected_by=decision.rule_id if decision.effect == "never" and row.state == "live" else None,

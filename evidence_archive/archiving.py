@@ -23,15 +23,17 @@ from evidence_archive.model import (
     Receipt,
     Target,
     ToolCall,
+    bytes_of,
     canonical_id,
     ce,
     encode_exact,
     format_result_id,
     parse_result_id,
+    text_of,
 )
 from evidence_archive.ports import BatchRow, ResultRow, StoredOriginal
 from evidence_archive.proof import leaf as audit
-from evidence_archive.records import TOOL_NAME_CHARS_MAX, Records, bytes_of, clone, rendering, text_of
+from evidence_archive.records import TOOL_NAME_CHARS_MAX, Records, clone, rendering
 from evidence_archive.sealing.envelope import seal_original
 from evidence_archive.sealing.keyring import close_original, request_tag
 
@@ -39,9 +41,6 @@ __all__ = ["Archiving"]
 
 COMMIT_TRIES_MAX = 20
 """How often a batch is prepared anew because another process changed the session meanwhile."""
-
-OUR_TOOLS = frozenset({notes.ARCHIVE_TOOL, notes.RESTORE_TOOL})
-"""Whatever these tools return is never evidence of its own, unless it is recorded as a restored copy."""
 
 
 @dataclass(slots=True)
@@ -96,7 +95,7 @@ class Archiving:
         try:
             for _ in range(COMMIT_TRIES_MAX):
                 self._records.refresh(self._records.vault.store_wait_ms)
-                replayed = self._replayed(tag, key) if call_id is not None or key is not None else None
+                replayed = self._replayed(tag, key, call) if call_id is not None or key is not None else None
                 if replayed is not None:
                     return replayed
                 suspension = self._records.suspension()
@@ -108,7 +107,7 @@ class Archiving:
                 try:
                     done = self._commit(items, call, tag, key)
                 except StoreError:
-                    done = self._committed(tag, key)
+                    done = self._committed(tag, key, call)
                     if done is None:
                         raise
                 if done is not None:
@@ -131,14 +130,14 @@ class Archiving:
                 reason="suspended",
             ) from error
 
-    def _committed(self, tag: bytes, key: str | None) -> tuple[Receipt, str] | None:
+    def _committed(self, tag: bytes, key: str | None, call: ToolCall | None) -> tuple[Receipt, str] | None:
         """The batch, where a commit that was reported as failed took place."""
         with suppress(EvidenceArchiveError):
             self._records.refresh(self._records.limits.view_wait_ms_max)
-            return self._replayed(tag, key)
+            return self._replayed(tag, key, call)
         return None
 
-    def _replayed(self, tag: bytes, key: str | None) -> tuple[Receipt, str] | None:
+    def _replayed(self, tag: bytes, key: str | None, call: ToolCall | None) -> tuple[Receipt, str] | None:
         with self._records.vault.store.peeking(self._records.vault.store_wait_ms) as reader:
             row = reader.batch(self._records.keys.scope_id, tag, key)
         if row is None:
@@ -146,7 +145,7 @@ class Archiving:
         if row.request_tag != tag:
             raise FormatError("This idempotency key was used with another batch: use a new key for new content.")
         receipt = _receipt_of(row)
-        return receipt, notes.receipt_text(receipt, net_tokens=receipt.tokens_saved)
+        return receipt, self._receipt_text(receipt, call)
 
     def _commit(
         self, items: tuple[Item, ...], call: ToolCall | None, tag: bytes, key: str | None
@@ -209,7 +208,7 @@ class Archiving:
         )
         return notes.receipt_text(receipt, net_tokens=receipt.tokens_saved - spent)
 
-    def _refuse_unless_ok(self, items: tuple[Item, ...], drafts: Mapping[str, "_Draft"]) -> None:
+    def _refuse_unless_ok(self, items: tuple[Item, ...], drafts: Mapping[str, _Draft]) -> None:
         targets = decide(
             items,
             {result_id: draft.candidate for result_id, draft in drafts.items()},
@@ -225,7 +224,7 @@ class Archiving:
                 targets=targets,
             )
 
-    def _drafts(self, items: Iterable[Item], now_us: int, batch_id: bytes) -> dict[str, "_Draft"]:
+    def _drafts(self, items: Iterable[Item], now_us: int, batch_id: bytes) -> dict[str, _Draft]:
         """What is known of each target that was issued, with the row it would get and the note it would show."""
         return {
             item.id: draft
@@ -233,7 +232,7 @@ class Archiving:
             if (draft := self._draft(parse_result_id(item.id), item.note, now_us, batch_id)) is not None
         }
 
-    def _draft(self, number: int, words: str, now_us: int, batch_id: bytes) -> "_Draft | None":
+    def _draft(self, number: int, words: str, now_us: int, batch_id: bytes) -> _Draft | None:
         known = self._records.rows.get(number)
         if known is None or not known.seen:
             return None
@@ -267,9 +266,9 @@ class Archiving:
                 in_view=content is not None,
                 read=place is not None and self._records.is_read(place),
                 orphan=place is not None and place.call is None,
-                own=known.own or ("answer" if called in OUR_TOOLS else None),
+                own=known.own or ("answer" if called in notes.OUR_TOOLS else None),
                 exact=exact or content is None,
-                text_allowed=len(called) < TOOL_NAME_CHARS_MAX,
+                name_fits=len(called) < TOOL_NAME_CHARS_MAX,
                 protected=(
                     ("names", "it is known under the names of more than two tools")
                     if known.origin is None and len(also_named) > 1
@@ -285,7 +284,7 @@ class Archiving:
             note,
         )
 
-    def _prepared(self, draft: "_Draft", words: str, random: bytes) -> _Prepared:
+    def _prepared(self, draft: _Draft, words: str, random: bytes) -> _Prepared:
         """One target sealed; a restored copy keeps only its note, because its bytes are kept already."""
         row, vault, keys = draft.row, self._records.vault, self._records.keys
         original = None

@@ -16,7 +16,16 @@ from typing import Any
 from evidence_archive.errors import BatchRejectedError, FormatError
 from evidence_archive.model import Target, format_result_id, parse_result_id
 
-__all__ = ["Candidate", "Item", "RestoreRequest", "decide", "pairs", "parse_batch", "parse_restore"]
+__all__ = [
+    "REASON_CHARS_MAX",
+    "Candidate",
+    "Item",
+    "RestoreRequest",
+    "decide",
+    "pairs",
+    "parse_batch",
+    "parse_restore",
+]
 
 ARGUMENTS_CHARS_MAX = 1024 * 1024
 """Longest JSON text of a call's arguments, in characters."""
@@ -215,6 +224,7 @@ class Candidate:
             archived again; ``None`` for the application's tools.
         exact: its content comes back equal in type and value.
         text_allowed: a text may stand in its place.
+        name_fits: its tool's name is short enough to be kept in full.
         protected: id and reason of the rule that keeps it in view, or ``None``.
         size_bytes: of its exact bytes.
         tokens: of its content.
@@ -228,6 +238,7 @@ class Candidate:
     own: str | None = None
     exact: bool = True
     text_allowed: bool = True
+    name_fits: bool = True
     protected: tuple[str, str] | None = None
     size_bytes: int = 0
     tokens: int = 0
@@ -305,6 +316,7 @@ def _unfit(candidate: Candidate, original_bytes_max: int) -> str | None:
         (not candidate.in_view, "Its content is no longer in the conversation, so there is nothing to archive."),
         (not candidate.exact, "Its content would not come back equal in type and value, so it has to stay in view."),
         (not candidate.text_allowed, "A result of this kind may not hold a text, so no note can stand for it."),
+        (not candidate.name_fits, "Its tool's name is too long to be kept in full, so it has to stay in view."),
         (
             candidate.size_bytes > original_bytes_max,
             f"It is larger than {limit}, the limit original_bytes_max for one original.",

@@ -341,7 +341,7 @@ class Timeline:
             strangers = [place for place, number in numbered if not _among(place, number, tools_of)]
         released = {
             id(place): place
-            for place in (*self._live_turn(), *strangers)
+            for place in (*self.open_turn(), *strangers)
             if place.number is not None and another(place, place.number, place.form)
         }
         bare = sorted((*self.bare(), *released.values()), key=_position)
@@ -382,7 +382,7 @@ class Timeline:
                         break
         self.settle()
 
-    def _live_turn(self) -> Iterator[Place]:
+    def open_turn(self) -> Iterator[Place]:
         """Results that no assistant message follows."""
         return takewhile(lambda place: place.index > self.last_model, reversed(self.places))
 

@@ -28,6 +28,7 @@ __all__ = [
     "SessionStats",
     "Target",
     "ToolCall",
+    "bytes_of",
     "canonical_id",
     "ce",
     "ce_read",
@@ -38,6 +39,7 @@ __all__ = [
     "format_time",
     "parse_result_id",
     "same_value",
+    "text_of",
 ]
 
 Content = str | list[Any]
@@ -82,6 +84,16 @@ def parse_result_id(text: object) -> int:
     if match is None:
         raise FormatError("A result ID is a string such as 'r7': the letter r and a number from 1.")
     return int(match[1])
+
+
+def text_of(data: bytes) -> str:
+    """A name as it was kept, as text: the inverse of :func:`bytes_of`."""
+    return data.decode("utf-8", "surrogatepass")
+
+
+def bytes_of(text: str) -> bytes:
+    """A name as bytes that any database keeps; no ``str`` is refused."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def checked_name(value: object, what: str) -> str:
@@ -136,7 +148,7 @@ def ce(*fields: str | bytes | int | None) -> bytes:
     """The canonical encoding of a list of fields, which no other list shares.
 
     For every field ``u32be(length) | bytes``; absent is ``FFFFFFFF``; integers are decimal ASCII; strings are UTF-8
-    with ``surrogatepass``, above 1 KiB as ``sha256:`` and hex; bytes stand as they are. Source: docs/architecture.md.
+    with ``surrogatepass``, above 1 KiB as ``sha256:`` and hex; bytes stand as they are. Source: docs/format.md.
 
     Args:
         fields: each at most 2**32 - 2 bytes long once encoded. ``bool`` counts as an integer.
@@ -327,14 +339,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a policy may decide on; all of it from trusted places, never from the words of the result.
+    """What a policy may decide on: facts from trusted places; words of the result can only make it stricter.
 
     Args:
         tools: the tool's name as called, and the name on the result where it differs. At least one.
         sensitivity: labels the host attached.
         kind: kind the host attached.
         size_chars: size of the content in characters.
-        age_turns: assistant messages after the result.
+        age_turns: turns of the model after the result; assistant messages in a row are one.
         text: the result's text, for ``content`` patterns, which can only make a decision stricter; ``None`` when it
             is not at hand.
     """
@@ -466,7 +478,8 @@ class ResultInfo:
         tool: name as called.
         tokens: size of the original.
         state: ``live`` or ``archived``.
-        protected_by: id of the policy rule that keeps it in view, or ``None``.
+        protected_by: id of the policy rule that keeps it in view, ``restore`` where the session itself could not have
+            it back, or ``None``.
         restored_from: result ID of the original this is a copy of, or ``None``.
         observed_at: UTC, ``2026-11-30T01:02:03Z``.
     """
@@ -491,7 +504,7 @@ class SessionStats:
         results, archived: registered results, and how many of them are archived.
         batches: accepted batches, over the session's life.
         restores: granted restores, over the session's life.
-        tokens_saved: what the newest request is shorter by for all accepted batches.
+        tokens_saved: by all accepted batches, in each request that holds what they archived.
         suspended: why archiving is suspended, or ``None``.
         outage: whether the newest view had to do without the store.
     """

@@ -18,6 +18,7 @@ from evidence_archive.model import Receipt, Target, format_time
 __all__ = [
     "ARCHIVE_TOOL",
     "INSTRUCTIONS",
+    "OUR_TOOLS",
     "RENDERINGS",
     "RESTORE_TOOL",
     "TOOLS",
@@ -40,6 +41,9 @@ __all__ = [
 
 ARCHIVE_TOOL = "archive_evidence"
 RESTORE_TOOL = "restore_evidence"
+
+OUR_TOOLS = frozenset({ARCHIVE_TOOL, RESTORE_TOOL})
+"""Whatever these tools return is never evidence of its own, unless it is recorded as a restored copy."""
 
 RENDERINGS = ("1", "1p")
 """Rendering versions of notes: ``1`` names the restore tool, ``1p`` the program's way (no restore tool offered)."""
@@ -298,8 +302,8 @@ _FAILURES = {
     "store": "the store cannot be reached",
     "integrity": "the stored bytes do not verify, so they are not shown; the operator has to look at it",
     "keys": "the keys at hand do not open it; the operator has to look at it",
-    "shredded": "the original was shredded under the retention rules",
-    "audit": "the restore could not be recorded, and nothing is released without a record",
+    "audit": "the audit log does not verify, and nothing is released without it; the operator has to look at it",
+    "version": "a newer version of the archive sealed it, and this one cannot open it; the operator has to upgrade",
 }
 
 
@@ -308,7 +312,7 @@ def restore_failed_text(*, number: int, cause: str, tool: str, live_ask: str | N
 
     Args:
         number: of the result ID.
-        cause: ``store``, ``integrity``, ``keys``, ``shredded`` or ``audit``; anything else is an internal error.
+        cause: ``store``, ``integrity``, ``keys``, ``audit`` or ``version``; anything else is an internal error.
         tool: the tool's name as called, any string.
         live_ask: the tool the policy names for the present, if any.
     """

@@ -31,7 +31,7 @@ Entropy = Callable[[int], bytes]
 
 
 class Clock(Protocol):
-    """Wall-clock time."""
+    """Wall-clock time, and time that only passes."""
 
     def now_us(self) -> int:
         """Microseconds since 1970-01-01 UTC."""

@@ -11,7 +11,6 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
-from itertools import takewhile
 from operator import attrgetter
 from typing import Any
 
@@ -34,9 +33,11 @@ from evidence_archive.model import (
     Facts,
     Principal,
     ToolCall,
+    bytes_of,
     canonical_id,
     encode_exact,
     format_result_id,
+    text_of,
 )
 from evidence_archive.ports import ResultRow, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
@@ -44,7 +45,7 @@ from evidence_archive.restoring import Also
 from evidence_archive.sealing.keyring import content_tag
 from evidence_archive.vault import ScopeKeys, Vault, facts_of
 
-__all__ = ["LabelFacts", "Records", "bytes_of", "clone", "rendering", "text_of"]
+__all__ = ["LabelFacts", "Records", "clone", "rendering"]
 
 SENSITIVITIES_MAX = 64
 """Most sensitivities of one result."""
@@ -287,7 +288,7 @@ class Records:
         encoded, tokens = measured
         tag = place.tag(self.tag) or b""
         call = place.call or ToolCall("", "")
-        ours = call.name in (notes.ARCHIVE_TOOL, notes.RESTORE_TOOL) or (place.call_id, tag) in self.unrecorded
+        ours = call.name in notes.OUR_TOOLS or (place.call_id, tag) in self.unrecorded
         row = self.identity_row(
             session,
             call_id=place.call_id,
@@ -426,7 +427,7 @@ class Records:
     def mark_read(self, call: ToolCall) -> None:
         """A call of the model has reached us: it has read what the newest view showed it before that call."""
         timeline = self.timeline
-        turn = list(takewhile(lambda place: place.index > timeline.last_model, reversed(timeline.places)))
+        turn = list(timeline.open_turn())
         made = self.dialect.read(timeline.messages[timeline.last_model]).calls if timeline.last_model >= 0 else ()
         # Arguments are not compared: an application may hand the call over parsed, or written anew.
         alike = [(one.id, one.name) for one in made].count((call.id, call.name))
@@ -469,7 +470,7 @@ class Records:
             return "restore", "this session could not restore it, so it may not set it aside"
         return None
 
-    def record(self, leaf: Any, call: ToolCall | None, text: str, own: str) -> None:
+    def record(self, leaf: Callable[[int], bytes], call: ToolCall | None, text: str, own: str) -> None:
         """Commit an audit entry and what our answer looks like, so that it is known as ours in any process."""
         try:
             with self.vault.store.writing(self.vault.store_wait_ms, audited=True) as writer:
@@ -519,7 +520,7 @@ class Records:
 
     def attach(
         self,
-        choose: Callable[[], "Labelled"],
+        choose: Callable[[], Labelled],
         facts: LabelFacts,
     ) -> str:
         """Facts onto records, and onto a new record that waits for the first view of its result.
@@ -578,7 +579,7 @@ class Records:
         self.row = row
         return format_result_id(target.numbers[0]) if target.numbers else touched[-1]
 
-    def meant(self, call_id: bytes, content: Content, encoded: Encoded) -> "Labelled":
+    def meant(self, call_id: bytes, content: Content, encoded: Encoded) -> Labelled:
         """Which records a message stands for that is not itself in the newest view.
 
         Out of a view it carries a label or a note and is certain. Else it may be a result that was viewed, handed
@@ -645,16 +646,6 @@ def rendering(*, with_tools: bool, estimated: bool) -> str:
         estimated: the tokens of the original are an estimate.
     """
     return ("1" if with_tools else "1p") + (_ESTIMATED if estimated else "")
-
-
-def text_of(data: bytes) -> str:
-    """A stored name as text."""
-    return data.decode("utf-8", "surrogatepass")
-
-
-def bytes_of(text: str) -> bytes:
-    """A name as it is stored; no ``str`` is refused."""
-    return text.encode("utf-8", "surrogatepass")
 
 
 def _words(content: Any) -> Iterator[str]:

@@ -231,11 +231,10 @@ class Restoring:
         session_id: str,
         number: int,
         *,
-        why: str = "not_available",
         also: Also | None = None,
     ) -> None:
         """Commit the audit entry of a denial, with the same statements whatever its cause."""
-        details = {"result": format_result_id(number), "why": why}
+        details = {"result": format_result_id(number), "why": "not_available"}
         with self._vault.store.writing(self._vault.store_wait_ms, audited=True) as writer:
             if also is not None:
                 self._with_session(writer, session_id, also)

@@ -11,7 +11,7 @@ from typing import Any
 
 from evidence_archive import notes
 from evidence_archive.answering import Answering
-from evidence_archive.archiving import OUR_TOOLS, Archiving
+from evidence_archive.archiving import Archiving
 from evidence_archive.batch import pairs
 from evidence_archive.errors import (
     BatchRejectedError,
@@ -36,9 +36,10 @@ from evidence_archive.model import (
     format_result_id,
     format_time,
     parse_result_id,
+    text_of,
 )
 from evidence_archive.ports import ResultRow
-from evidence_archive.records import LabelFacts, Labelled, Records, text_of
+from evidence_archive.records import LabelFacts, Labelled, Records
 from evidence_archive.restoring import Opened, Restoring, part_of
 
 __all__ = ["Session"]
@@ -283,7 +284,7 @@ class Session:
             parsed = self._records.dialect.parse_call(call)
         except MessageShapeError:
             return None
-        if not self._records.with_tools or parsed.name not in OUR_TOOLS:
+        if not self._records.with_tools or parsed.name not in notes.OUR_TOOLS:
             return None
         self._records.vault.usable()
         with self._lock:
@@ -316,7 +317,8 @@ class Session:
             NotAvailableError: no such result was issued in this session.
             PolicyError: the label would make the decision on a viewed result less strict.
             FormatError: a name or the time is malformed.
-            StoreError: the store cannot be written; nothing was attached.
+            StoreError, IntegrityError: the store cannot be written, or was changed; nothing was attached.
+            MisuseError: the archive was closed, or opened in another process.
         """
         facts = _label_facts(sensitivity, kind, observed_at)
         self._records.vault.usable()

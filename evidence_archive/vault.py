@@ -24,6 +24,7 @@ from evidence_archive.model import (
     ce,
     checked_name,
     format_result_id,
+    text_of,
 )
 from evidence_archive.policy import Policy
 from evidence_archive.ports import (
@@ -122,8 +123,8 @@ def facts_of(row: ResultRow, *, age_turns: int = 0, text: str | None = None) -> 
         age_turns: turns of the model after it; assistant messages in a row are one.
         text: its text, where a rule asks for it.
     """
-    called = row.tool_name.decode("utf-8", "surrogatepass")
-    named = None if row.result_tool_name is None else row.result_tool_name.decode("utf-8", "surrogatepass")
+    called = text_of(row.tool_name)
+    named = None if row.result_tool_name is None else text_of(row.result_tool_name)
     return Facts(
         tools=(called,) if named is None or named == called else (called, named),
         sensitivity=frozenset(filter(None, row.sensitivity.split("\n"))),
@@ -329,7 +330,7 @@ class Vault:
             session_id=session_id,
             result_id=format_result_id(row.number),
             tool_call_id=row.call_id,
-            tool_name=row.tool_name.decode("utf-8", "surrogatepass"),
+            tool_name=text_of(row.tool_name),
             kind=row.kind,
             media_type=row.media_type,
             observed_at_us=row.observed_at_us,
@@ -341,8 +342,8 @@ class Vault:
             org=self.org,
             session_id=session_id,
             result_id=format_result_id(row.number),
-            tool_name=row.tool_name.decode("utf-8", "surrogatepass"),
-            tool_call_id=row.call_id.decode("utf-8", "surrogatepass"),
+            tool_name=text_of(row.tool_name),
+            tool_call_id=text_of(row.call_id),
             kind=row.kind,
             sensitivity=tuple(filter(None, row.sensitivity.split("\n"))),
             media_type=row.media_type,
@@ -350,7 +351,7 @@ class Vault:
             observed_by=row.observed_by,
         )
 
-    # --- the read path --------------------------------------------------------------------------------------------
+    # --- who may, and going on --------------------------------------------------------------------------------------
 
     def may(self, principal: Principal, owner: str, facts: Facts) -> bool:
         """Whether a principal could have back what these facts describe."""

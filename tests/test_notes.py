@@ -295,8 +295,8 @@ def test_a_result_that_is_not_archived_is_pointed_at_where_it_stands() -> None:
         ("store", "store cannot be reached"),
         ("integrity", "do not verify"),
         ("keys", "keys at hand"),
-        ("shredded", "shredded"),
-        ("audit", "record"),
+        ("version", "newer version"),
+        ("audit", "audit log"),
         ("?", "internal error"),
     ],
 )
