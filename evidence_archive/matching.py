@@ -420,6 +420,10 @@ class Timeline:
         """
         return place.index < self._last_news or place.number in self._read_before
 
+    def last_calls(self) -> tuple[ToolCall, ...]:
+        """The calls of the newest message of the model."""
+        return self._spoken.get(self.last_model, ())
+
     def turns_after(self, index: int) -> int:
         """How often the model spoke after a message; messages of its own in a row are one turn."""
         return len(self._turns) - bisect_right(self._turns, index)

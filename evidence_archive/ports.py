@@ -120,7 +120,11 @@ class ScopeRow:
 
 @dataclass(slots=True)
 class SessionRow:
-    """A session: who owns it, where its counters stand."""
+    """A session: who owns it, where its counters stand.
+
+    ``stamp`` is drawn anew by the store at every write, so that a store that was put back to an older state and
+    written since is never taken for the one that was known.
+    """
 
     session_id: str
     scope_id: bytes
@@ -134,6 +138,7 @@ class SessionRow:
     restores: int
     tokens_saved: int
     created_at_us: int
+    stamp: bytes = b""
 
 
 @dataclass(slots=True)

@@ -50,6 +50,9 @@ __all__ = ["LabelFacts", "Records", "clone", "rendering"]
 SENSITIVITIES_MAX = 64
 """Most sensitivities of one result."""
 
+RECORD_WAIT_MS = 100
+"""How long the record of a refusal waits for a lock when the refusal is about the store, in milliseconds."""
+
 TOOL_NAME_CHARS_MAX = 1_024
 """Longest tool name an archived result may have; longer ones are stored cut, and their results stay in view."""
 
@@ -172,10 +175,11 @@ class Records:
             row = reader.session(self.id)
             if row is None or row.scope_id != self.keys.scope_id:
                 raise SealBrokenError("This session's row is gone: it was removed outside this library.")
-            whole = self.row.version < 0 or row.version < self.row.version
-            changed = reader.results(row.scope_id, -1 if whole else self.row.version)
-            if not whole and len({*self.rows, *(one.number for one in changed)}) != row.next_number - 1:
-                whole, changed = True, reader.results(row.scope_id, -1)  # the store was put back, and written since
+            whole = self.row.version < 0 or row.version <= self.row.version
+            # One version more than is new: what is known must still be there as it is known.
+            changed = reader.results(row.scope_id, -1 if whole else self.row.version - 1)
+            if not whole and not self._continue_what_is_known(changed, row):
+                whole, changed = True, reader.results(row.scope_id, -1)
         if whole:
             if len(changed) != row.next_number - 1:
                 raise SealBrokenError(
@@ -187,11 +191,24 @@ class Records:
         if whole:
             self.match()
 
+    def _continue_what_is_known(self, changed: Sequence[ResultRow], row: SessionRow) -> bool:
+        """Whether rows go on from the known state; not so when the store was put back, and written since."""
+        version = self.row.version
+        moved = {one.number: one for one in changed}
+        known = {number: one for number, one in self.rows.items() if one.version == version}
+        gone_on = all(
+            moved[number] == one or moved[number].version > version if number in moved else False
+            for number, one in known.items()
+        )
+        foreign = any(one.version <= version and self.rows.get(one.number) != one for one in changed)
+        return gone_on and not foreign and len({*self.rows, *moved}) == row.next_number - 1
+
     def _forget(self) -> None:
         """Nothing is known any more: the first look, or a store that was put back to an older state."""
         self.rows.clear()
         self.notes.clear()
         self.reserved.clear()
+        self.answered.clear()
         self.index = RecordIndex()
         self.timeline.forget_numbers()
 
@@ -428,7 +445,7 @@ class Records:
         """A call of the model has reached us: it has read what the newest view showed it before that call."""
         timeline = self.timeline
         turn = list(timeline.open_turn())
-        made = self.dialect.read(timeline.messages[timeline.last_model]).calls if timeline.last_model >= 0 else ()
+        made = timeline.last_calls()
         # Arguments are not compared: an application may hand the call over parsed, or written anew.
         alike = [(one.id, one.name) for one in made].count((call.id, call.name))
         answered = [place.call and (place.call.id, place.call.name) for place in turn].count((call.id, call.name))
@@ -455,7 +472,8 @@ class Records:
         facts = facts_of(self.facts_row(row), age_turns=age_turns, text=text)
         if row.own is None and place is not None and place.call is not None and facts.tools != place.tools:
             # An equal result of another tool can be known under this record; the stricter decision counts.
-            return replace(facts, tools=tuple(dict.fromkeys((*facts.tools, *place.tools))))
+            met = (name[:TOOL_NAME_CHARS_MAX] for name in place.tools)
+            return replace(facts, tools=tuple(dict.fromkeys((*facts.tools, *met))))
         return facts
 
     def protection(self, row: ResultRow, facts: Facts) -> tuple[str, str] | None:
@@ -472,8 +490,10 @@ class Records:
 
     def record(self, leaf: Callable[[int], bytes], call: ToolCall | None, text: str, own: str) -> None:
         """Commit an audit entry and what our answer looks like, so that it is known as ours in any process."""
+        # A store that just failed is not waited for once more.
+        wait_ms = RECORD_WAIT_MS if self.failures else self.vault.store_wait_ms
         try:
-            with self.vault.store.writing(self.vault.store_wait_ms, audited=True) as writer:
+            with self.vault.store.writing(wait_ms, audited=True) as writer:
                 if call is not None:
                     self.also(call, text, own)(writer, self.session_under_lock(writer))
                 writer.append([leaf])

@@ -203,7 +203,9 @@ class Restoring:
                 raise StoreBusyError("The result changed while it was restored: ask again.")
             session = again[0]
             session.restores += 1
-            if also is not None:
+            if also is None:
+                session.version += 1
+            else:
                 also(writer, session)
             writer.update_session(session)
             details = {"result": format_result_id(number), "part": part}

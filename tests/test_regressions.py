@@ -637,7 +637,7 @@ def test_a_row_that_was_removed_is_a_typed_error_and_never_an_empty_answer(sessi
     with pytest.raises(IntegrityError):
         session.restore("r1")
     execute(desk, "DELETE FROM results")
-    with pytest.raises(NotAvailableError):
+    with pytest.raises(IntegrityError, match="Of 1 results of this session 0 are there"):
         session.restore("r1")
 
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import Conversation
 from doubles import batch_of, opened, policy_of
 
-from evidence_archive import BatchRejectedError, FormatError, notes
+from evidence_archive import BatchRejectedError, FormatError, StoreError, notes
 
 LONG = "\n".join(f"line {number} of a log that is long enough" for number in range(120))
 SECRET_STAYS = """
@@ -265,3 +265,75 @@ def test_a_result_that_arrives_before_an_old_answer_of_the_model_was_not_read_by
         messages.append({"role": "assistant", "content": "Now I have it."})
         session.view(messages)
         assert session.archive([(late, "n")]).result_ids == (late,)
+
+
+def test_a_store_put_back_in_place_and_grown_again_never_shows_a_note_of_what_is_gone(desk, owner):
+    with opened(desk) as one:
+        session = one.session("case", owner)
+        talk = viewed(session, LONG)
+        older = desk.database.read_bytes()
+        talk.tool("b " + LONG)
+        talk.say()
+        session.view(talk.messages)
+        session.archive([("r2", "note of b")])
+    other_talk = Conversation()
+    other_talk.messages = talk.messages[:4]
+    with opened(desk) as one:
+        session = one.session("case", owner)
+        session.view(talk.messages)
+    desk.database.write_bytes(older)
+    with opened(desk) as another:
+        rival = another.session("case", owner)
+        other_talk.tool("OTHER " + LONG)
+        other_talk.say()
+        rival.view(other_talk.messages)
+        rival.archive([("r2", "note of the other")])
+    with opened(desk) as again:
+        stale = again.session("case", owner)
+        stale._records.row, stale._records.rows = session._records.row, session._records.rows
+        stale._records.notes, stale._records.index = session._records.notes, session._records.index
+        view = stale.view(talk.messages)
+        assert not view[5]["content"].startswith("[archived ")
+        assert view[5]["content"].endswith("b " + LONG)
+
+
+def test_a_cache_mark_on_the_label_of_a_stored_view_breaks_nothing(desk, owner):
+    with opened(desk) as archive:
+        session = archive.session("case", owner)
+        talk = viewed(session, [{"type": "text", "text": LONG}])
+        stored = json.loads(json.dumps(session.view(talk.messages)))
+        stored[2]["content"][0]["cache_control"] = {"type": "ephemeral"}
+        assert session.view(stored) == stored
+        assert [info.id for info in session.results()] == ["r1"]
+        session.archive([("r1", "n")])
+        assert session.view(stored)[2]["content"][0]["text"].startswith("[archived r1 ")
+        assert session.restore("r1").content == [{"type": "text", "text": LONG}]
+
+
+def test_a_message_emptied_in_place_does_not_make_an_answer_raise(desk, owner):
+    with opened(desk) as archive:
+        session = archive.session("case", owner)
+        talk = viewed(session, LONG)
+        call = talk.call("archive_evidence", batch_of(("r1", "n")))
+        session.view(talk.messages)
+        talk.messages[-1].clear()
+        assert "Archived 1 result" in session.answer(call)["content"]
+
+
+def test_a_result_whose_tool_has_a_very_long_name_is_refused_for_that(desk, owner):
+    with opened(desk) as archive:
+        session = archive.session("case", owner)
+        viewed(session, LONG, name="x" * 2_000)
+        with pytest.raises(BatchRejectedError, match="name is too long"):
+            session.archive([("r1", "n")])
+
+
+def test_damage_that_sqlite_cannot_even_tell_of_is_a_store_error(desk, owner):
+    with opened(desk) as archive:
+        viewed(archive.session("case", owner), LONG)
+    data = bytearray(desk.database.read_bytes())
+    at = data.index(b"CREATE TABLE results") + 7
+    data[at] |= 0x80
+    desk.database.write_bytes(bytes(data))
+    with pytest.raises(StoreError):
+        desk.open().close()

@@ -60,7 +60,7 @@ FOUND: dict[str, dict[str, tuple[str, frozenset[str]]]] = {
         **_all("org session_id", "restore", GONE, SEAL),  # looks like nothing, or another row stands there
         **_all("scope_id", "session", SEAL),
         **_all("subject dialect tag version next_number suspended batches restores", "restore", SEAL),
-        **_all("tokens_saved created_at_us seal", "restore", SEAL),
+        **_all("tokens_saved created_at_us stamp seal", "restore", SEAL),
     },
     "results": {
         **_all("org scope_id number", "results", SEAL),

@@ -66,6 +66,8 @@ def run(given: Sequence[str]) -> int:
     Raises:
         KeyboardInterrupt: somebody pressed Ctrl-C.
     """
+    if sys.stdout is None:
+        return USAGE  # nowhere to put a result: nothing is done, and nothing is granted
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -84,7 +86,9 @@ def run(given: Sequence[str]) -> int:
         if code == UNEXPECTED and os.environ.get(DEBUG_VARIABLE):
             raise
         if "--json" in given:
-            emit_json({"error": {"type": kind, "message": message, "exit_code": code}})
+            with contextlib.suppress(OSError, ValueError):  # perhaps it is stdout that cannot be written
+                emit_json({"error": {"type": kind, "message": message, "exit_code": code}})
+                sys.stdout.flush()
         print(f"Error: {one_line(message)}", file=sys.stderr)
     if code == INTERRUPTED:
         raise KeyboardInterrupt  # typer turned it into its exit code

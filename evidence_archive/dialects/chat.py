@@ -208,8 +208,8 @@ class ChatDialect:
         if isinstance(content, str):
             if content.startswith(f"{label}\n"):
                 return content[len(label) + 1 :]
-        elif content and content[0] == _text_part(label):
-            return content[1:]
+        elif content and self.unmarked(content[:1]) == [_text_part(label)]:
+            return content[1:]  # a cache mark on the label goes with it
         raise MessageShapeError("The content does not begin with this label.")
 
     def noted(self, content: Content, note: str) -> Content:

@@ -72,6 +72,8 @@ def translated() -> Iterator[None]:
         if said is None:
             raise StoreError("The database refused the operation; nothing was half written.") from error
         raise StoreUnavailableError(said) from error
+    except UnicodeDecodeError as error:  # SQLite quoted damaged bytes in a message of its own
+        raise StoreUnavailableError(_SAYS[sqlite3.SQLITE_CORRUPT]) from error
     except SQLAlchemyError as error:  # a pool that is exhausted, a connection that was invalidated
         raise StoreUnavailableError("No connection to the database could be had: try again.") from error
 

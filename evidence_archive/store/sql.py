@@ -5,6 +5,7 @@ the audit log locks the org's head row first, which is what keeps the log from f
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -44,6 +45,7 @@ _BATCH = Shape(t.BATCHES, BatchRow, "scope_id", "batch_id")
 _HEAD = Shape(t.AUDIT_HEADS, HeadRow)
 
 _ORG_REMOVED = "The row of this org was removed outside this library: put it back."
+_STAMP_BYTES = 16
 _READ_BACK_ROWS = 50
 """Envelopes read back by one statement; they are compared one by one, never held together."""
 
@@ -299,11 +301,13 @@ class SqlWriter(SqlReader):
 
     def insert_session(self, session: SessionRow, scope: ScopeRow) -> None:
         """A new session with its key."""
+        session.stamp = os.urandom(_STAMP_BYTES)
         self._insert(_SCOPE, [scope])
         self._insert(_SESSION, [session])
 
     def update_session(self, session: SessionRow) -> None:
         """New counters; exactly one row must change."""
+        session.stamp = os.urandom(_STAMP_BYTES)
         self._update(_SESSION, [session])
 
     def insert_results(self, rows: Sequence[ResultRow]) -> None:

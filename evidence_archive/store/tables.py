@@ -105,6 +105,7 @@ class SessionRecord(SQLModel, table=True):
     restores: int = _int()
     tokens_saved: int = _int()
     created_at_us: int = _int()
+    stamp: bytes = _bytes()
     seal: bytes = _bytes(unsealed_because=_IS_SEAL)
 
 

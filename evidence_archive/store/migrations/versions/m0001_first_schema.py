@@ -57,6 +57,7 @@ def upgrade() -> None:
         sa.Column("restores", _integer(), nullable=False),
         sa.Column("tokens_saved", _integer(), nullable=False),
         sa.Column("created_at_us", _integer(), nullable=False),
+        sa.Column("stamp", sa.LargeBinary(), nullable=False),
         sa.Column("seal", sa.LargeBinary(), nullable=False),
         sa.UniqueConstraint("org", "scope_id", name="uq_sessions_scope"),
         sqlite_strict=True,
