@@ -154,9 +154,9 @@ class Archive:
         org = principal.org
         with self._lock:
             vault = self._known(org)
+            if vault is not None:
+                return vault
             opening = self._opening.setdefault(org, threading.Lock())
-        if vault is not None:
-            return vault
         with opening:  # a lock for each org: the key provider of one must not keep others waiting
             with self._lock:
                 vault = self._known(org)

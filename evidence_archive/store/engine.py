@@ -137,15 +137,16 @@ class SqliteEngine:
 
     def _connect(self) -> sqlite3.Connection:
         identity = self._identity()
-        connection = sqlite3.connect(
-            f"file:{quote(str(self.path))}?mode=rw",
-            uri=True,
-            timeout=self._opening.wait_ms / 1_000,  # reading the first page already waits for a lock
-            isolation_level=None,
-            check_same_thread=False,
-            cached_statements=256,
-        )
+        connection = None
         try:
+            connection = sqlite3.connect(
+                f"file:{quote(str(self.path))}?mode=rw",
+                uri=True,
+                timeout=self._opening.wait_ms / 1_000,  # reading the first page already waits for a lock
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=256,
+            )
             connection.execute("PRAGMA journal_mode").fetchone()  # the file is opened lazily: fail here, not later
             self._set(connection, "journal_mode", self.journal_mode)
             self._set(connection, "synchronous", self.synchronous)
@@ -158,7 +159,8 @@ class SqliteEngine:
                 raise StoreUnavailableError("The database file was replaced while it was opened: try again.")
             self._opening.identity = identity
         except BaseException:
-            connection.close()
+            if connection is not None:
+                connection.close()
             raise
         return connection
 
