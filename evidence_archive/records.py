@@ -45,7 +45,7 @@ from evidence_archive.restoring import Also
 from evidence_archive.sealing.keyring import content_tag
 from evidence_archive.vault import ScopeKeys, Vault, facts_of
 
-__all__ = ["LabelFacts", "Records", "clone", "rendering"]
+__all__ = ["TOOL_NAME_CHARS_MAX", "LabelFacts", "Labelled", "Records", "clone", "rendering"]
 
 SENSITIVITIES_MAX = 64
 """Most sensitivities of one result."""
@@ -495,7 +495,9 @@ class Records:
         try:
             with self.vault.store.writing(wait_ms, audited=True) as writer:
                 if call is not None:
-                    self.also(call, text, own)(writer, self.session_under_lock(writer))
+                    session = self.session_under_lock(writer)
+                    self.also(call, text, own)(writer, session)
+                    writer.update_session(session)
                 writer.append([leaf])
         except EvidenceArchiveError as error:
             self.log.warning("evidence_archive.not_recorded", error=type(error).__name__)
@@ -503,12 +505,11 @@ class Records:
                 self.unrecorded.add((canonical_id(call.id), tag))
 
     def also(self, call: ToolCall, text: str, own: str) -> Also:
-        """Writes the record of an answer of ours in a transaction of the vault."""
+        """Writes the record of an answer of ours in a transaction that stores the session's row after it."""
 
         def write(writer: Writer, session: SessionRow) -> None:
             session.version += 1
             writer.insert_results([self.own_row(session, call, text, own)])
-            writer.update_session(session)
 
         return write
 

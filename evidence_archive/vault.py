@@ -70,7 +70,6 @@ SCOPES_HELD_MAX = 10_000
 OTHER_PROCESS = "This archive was opened in another process: open it again after fork."
 
 _GENERATION = 1
-_TRUST = "tool-output"
 
 
 @dataclass(frozen=True, slots=True)

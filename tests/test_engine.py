@@ -81,7 +81,7 @@ def hygienic(error: BaseException) -> None:
 @pytest.mark.parametrize(
     ("version", "mode"),
     [
-        ((3, 6, 23), "wal"),
+        ((3, 6, 23), "truncate"),
         ((3, 7, 0), "truncate"),
         ((3, 34, 1), "truncate"),
         ((3, 40, 1), "truncate"),

@@ -43,9 +43,7 @@ def journal_rules(version: tuple[int, int, int]) -> tuple[str, int]:
     Args:
         version: such as ``(3, 40, 1)``.
     """
-    fixed = (
-        version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51, 0) or (3, 44, 6) <= version < (3, 45, 0)
-    ) or version < (3, 7, 0)
+    fixed = version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51, 0) or (3, 44, 6) <= version < (3, 45, 0)
     return ("wal", 2) if fixed else ("truncate", 3)
 
 
