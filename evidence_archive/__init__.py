@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         SealBrokenError,
         ShreddedError,
         StoreBusyError,
+        StoreConflictError,
         StoreError,
         StoreUnavailableError,
         UnsupportedVersionError,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
         ToolCall,
     )
     from evidence_archive.policy import Policy
-    from evidence_archive.ports import Clock, KeyProvider, Store, TokenCounter
+    from evidence_archive.ports import Clock, KeyProvider, ObjectStore, Store, TokenCounter
     from evidence_archive.session import Session
     from evidence_archive.tokens import TiktokenCounter
 
@@ -73,6 +74,7 @@ _HOMES = {
         "SealBrokenError",
         "ShreddedError",
         "StoreBusyError",
+        "StoreConflictError",
         "StoreError",
         "StoreUnavailableError",
         "UnsupportedVersionError",
@@ -92,7 +94,7 @@ _HOMES = {
         "ToolCall",
     ),
     "policy": ("Policy",),
-    "ports": ("Clock", "KeyProvider", "Store", "TokenCounter"),
+    "ports": ("Clock", "KeyProvider", "ObjectStore", "Store", "TokenCounter"),
     "session": ("Session",),
     "tokens": ("TiktokenCounter",),
     "vault": ("AuditReport",),
@@ -121,6 +123,7 @@ __all__ = [
     "MessageShapeError",
     "MisuseError",
     "NotAvailableError",
+    "ObjectStore",
     "Policy",
     "PolicyError",
     "Principal",
@@ -135,6 +138,7 @@ __all__ = [
     "ShreddedError",
     "Store",
     "StoreBusyError",
+    "StoreConflictError",
     "StoreError",
     "StoreUnavailableError",
     "Target",

@@ -17,6 +17,7 @@
     ├ StoreError                                    the operator
     │  ├ StoreUnavailableError
     │  └ StoreBusyError
+    │     └ StoreConflictError
     └ RetentionError                                the records officer
        ├ HeldError
        └ ShreddedError
@@ -46,6 +47,7 @@ __all__ = [
     "SealBrokenError",
     "ShreddedError",
     "StoreBusyError",
+    "StoreConflictError",
     "StoreError",
     "StoreUnavailableError",
     "UnsupportedVersionError",
@@ -205,6 +207,12 @@ class StoreBusyError(StoreError):
     """The store is locked by another writer for longer than the caller may wait."""
 
     exit_code = 52
+
+
+class StoreConflictError(StoreBusyError):
+    """The transaction met another one and was rolled back: run again, it can succeed."""
+
+    exit_code = 53
 
 
 class RetentionError(EvidenceArchiveError):

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 __all__ = [
+    "OBJECT_BYTES_MAX",
     "BatchRow",
     "Clock",
     "Entropy",
     "HeadRow",
     "KeyProvider",
+    "ObjectRow",
+    "ObjectStore",
     "OrgRow",
     "OrgStore",
     "Reader",
@@ -25,6 +28,9 @@ __all__ = [
     "TokenCounter",
     "Writer",
 ]
+
+OBJECT_BYTES_MAX = 8 * 1024 * 1024
+"""Largest object, in bytes; larger envelopes lie in several."""
 
 Entropy = Callable[[int], bytes]
 """``n -> n`` unpredictable bytes; ``os.urandom`` unless a test says otherwise."""
@@ -86,6 +92,40 @@ class KeyProvider(Protocol):
         Raises:
             SealBrokenError: the key is the right one, but the bytes are not what it wrapped.
         """
+        ...
+
+
+class ObjectStore(Protocol):
+    """Where large originals lie, sealed, in objects that are written once.
+
+    Keys are random: ``[0-9a-f]{2}/[0-9a-f]{30}.[0-9]{5}``. An object has at most ``OBJECT_BYTES_MAX`` bytes. Every
+    method may be called from several threads, waits within bounds, and may raise
+    :class:`~evidence_archive.errors.StoreUnavailableError` or :class:`~evidence_archive.errors.StoreError`.
+    """
+
+    @property
+    def name(self) -> str:
+        """What stores, for reports, without credentials (``directory``, ``s3``)."""
+        ...
+
+    def put(self, key: str, data: bytes) -> None:
+        """The object, durable when this returns.
+
+        Nothing is ever overwritten: an object that is there already is an error, unless it holds just these bytes (a
+        request that was repeated).
+        """
+        ...
+
+    def get(self, key: str) -> bytes | None:
+        """The object, or ``None``."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """No such object any more, whether or not there was one."""
+        ...
+
+    def close(self) -> None:
+        """Release what is held; idempotent."""
         ...
 
 
@@ -196,6 +236,24 @@ class StoredOriginal:
 
 
 @dataclass(slots=True)
+class ObjectRow:
+    """The objects of one envelope that lies outside the database.
+
+    Written before the first of them, as an intent (``state`` is ``intended``); the batch makes it ``stored``. An
+    intent whose time is over is ``abandoned``, for good: only then are its objects deleted.
+    ``key`` names them: the first is ``key + ".00000"``. All but the last have ``part_bytes`` bytes.
+    """
+
+    original_id: bytes
+    key: str
+    size_bytes: int
+    part_bytes: int
+    state: str
+    expires_at_us: int
+    created_at_us: int
+
+
+@dataclass(slots=True)
 class BatchRow:
     """An accepted batch and its receipt, for idempotent answers."""
 
@@ -246,6 +304,14 @@ class Reader(Protocol):
         """The stored envelope."""
         ...
 
+    def object(self, original_id: bytes) -> ObjectRow | None:
+        """Where the envelope lies that is not in the database."""
+        ...
+
+    def lapsed_objects(self, now_us: int, count: int) -> list[ObjectRow]:
+        """Up to ``count`` rows that are not ``stored`` and whose time is over, the oldest first."""
+        ...
+
     def batch(self, scope_id: bytes, request_tag: bytes, idempotency_key: str | None) -> BatchRow | None:
         """The accepted batch with this idempotency key if one is given, else with this request tag."""
         ...
@@ -290,6 +356,18 @@ class Writer(Reader, Protocol):
         """
         ...
 
+    def insert_objects(self, rows: Sequence[ObjectRow]) -> None:
+        """New intents."""
+        ...
+
+    def update_objects(self, rows: Sequence[ObjectRow]) -> None:
+        """Intents with a new state or time; exactly these rows must change."""
+        ...
+
+    def delete_objects(self, rows: Sequence[ObjectRow]) -> None:
+        """No such rows any more; exactly these must go."""
+        ...
+
     def insert_batch(self, row: BatchRow) -> None:
         """The batch, for idempotent answers."""
         ...
@@ -317,9 +395,17 @@ class OrgStore(Protocol):
     def writing(self, wait_ms: int, *, audited: bool) -> AbstractContextManager[Writer]:
         """A write transaction: committed when the block ends, rolled back when it raises.
 
+        While one transaction of an org has locked the audit head, no other has; what it read of a session with
+        :meth:`Reader.session` or :meth:`Reader.find`, no other changes.
+
         Args:
             wait_ms: bound on waiting for the write lock, in milliseconds.
             audited: the transaction will append leaves, so the audit head is locked first.
+
+        Raises:
+            StoreConflictError: another transaction was in the way and this one was rolled back, also at its end.
+            StoreUnavailableError: the store is away. Raised at the end, it leaves open whether the transaction took
+                place; who needs to know looks again under the lock of the audit head.
         """
         ...
 

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA_REVISION", "prepare_schema"]
 
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0002"
 """The newest migration this version knows; test_schema holds it equal to the files."""
 
-_KNOWN = frozenset({"0001"})
+_KNOWN = frozenset({"0001", "0002"})
 _HAS_VERSION = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'evidence_archive_version'"
 _VERSION = "SELECT version_num FROM evidence_archive_version"
 

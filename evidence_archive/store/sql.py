@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import LargeBinary, bindparam, insert, select, update
+from sqlalchemy import LargeBinary, bindparam, delete, insert, select, update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.sql import ClauseElement
@@ -20,6 +20,7 @@ from evidence_archive.errors import AuditBrokenError, SealBrokenError, StoreErro
 from evidence_archive.ports import (
     BatchRow,
     HeadRow,
+    ObjectRow,
     OrgRow,
     ResultRow,
     ScopeRow,
@@ -41,15 +42,17 @@ _ORG = Shape(t.ORGS, OrgRow, holds_org=True)
 _SCOPE = Shape(t.SCOPES, ScopeRow, "scope_id")
 _SESSION = Shape(t.SESSIONS, SessionRow, "session_id")
 _RESULT = Shape(t.RESULTS, ResultRow, "scope_id", "number")
+_OBJECT = Shape(t.OBJECTS, ObjectRow, "original_id")
 _BATCH = Shape(t.BATCHES, BatchRow, "scope_id", "batch_id")
 _HEAD = Shape(t.AUDIT_HEADS, HeadRow)
 
 _ORG_REMOVED = "The row of this org was removed outside this library: put it back."
+_STORED = "stored"
 _STAMP_BYTES = 16
 _READ_BACK_ROWS = 50
 """Envelopes read back by one statement; they are compared one by one, never held together."""
 
-_S, _K, _R = t.SESSIONS.c, t.SCOPES.c, t.RESULTS.c
+_S, _K, _R, _O = t.SESSIONS.c, t.SCOPES.c, t.RESULTS.c, t.OBJECTS.c
 
 
 class _Statement:
@@ -134,6 +137,17 @@ _SELECT_ENVELOPES = _Statement(
     "org",
     *(f"id_{at}" for at in range(_READ_BACK_ROWS)),
 )
+_SELECT_OBJECT = _select(t.OBJECTS, "original_id")
+_SELECT_LAPSED = _Statement(
+    select(t.OBJECTS)
+    .where(_O.org == bindparam("org"), _O.state != bindparam("stored"), _O.expires_at_us <= bindparam("now_us"))
+    .order_by(_O.expires_at_us, _O.original_id)
+    .limit(bindparam("count")),
+    "org",
+    "stored",
+    "now_us",
+    "count",
+)
 _SELECT_BATCH = _select(t.BATCHES, "scope_id", "request_tag")
 _SELECT_BATCH_BY_KEY = _select(t.BATCHES, "scope_id", "idempotency_key")
 _SELECT_HEAD = _select(t.AUDIT_HEADS)
@@ -168,8 +182,13 @@ def _updating(shape: Shape[Any]) -> _Statement:
     return _Statement(core, *names)
 
 
-_INSERTS = {shape: _inserting(shape.table) for shape in (_ORG, _SCOPE, _SESSION, _RESULT, _BATCH, _HEAD)}
-_UPDATES = {shape: _updating(shape) for shape in (_SESSION, _RESULT, _HEAD)}
+_INSERTS = {shape: _inserting(shape.table) for shape in (_ORG, _SCOPE, _SESSION, _RESULT, _OBJECT, _BATCH, _HEAD)}
+_UPDATES = {shape: _updating(shape) for shape in (_SESSION, _RESULT, _OBJECT, _HEAD)}
+_DELETE_OBJECT = _Statement(
+    delete(t.OBJECTS).where(_O.org == bindparam("org"), _O.original_id == bindparam("original_id")),
+    "org",
+    "original_id",
+)
 _INSERT_LEAF = _inserting(t.AUDIT_LEAVES)
 _INSERT_ORIGINAL = _inserting(t.ORIGINALS)
 
@@ -236,6 +255,16 @@ class SqlReader:
         if type(row[0]) is not bytes:
             raise SealBrokenError("A stored original is not an envelope: it was changed outside this library.")
         return row[0]
+
+    def object(self, original_id: bytes) -> ObjectRow | None:
+        """Where the envelope lies that is not in the database."""
+        row = self._one(_SELECT_OBJECT, original_id)
+        return None if row is None else _OBJECT.opened(self._row_key, row)
+
+    def lapsed_objects(self, now_us: int, count: int) -> list[ObjectRow]:
+        """Up to ``count`` rows that are not ``stored`` and whose time is over, the oldest first."""
+        rows = self._all(_SELECT_LAPSED, _STORED, now_us, count)
+        return [_OBJECT.opened(self._row_key, row) for row in rows]
 
     def batch(self, scope_id: bytes, request_tag: bytes, idempotency_key: str | None) -> BatchRow | None:
         """The accepted batch with this idempotency key if one is given, else with this request tag."""
@@ -337,6 +366,25 @@ class SqlWriter(SqlReader):
                     )
             if written:
                 raise SealBrokenError("The database did not return all that was written: nothing was archived.")
+
+    def insert_objects(self, rows: Sequence[ObjectRow]) -> None:
+        """New intents."""
+        self._insert(_OBJECT, rows)
+
+    def update_objects(self, rows: Sequence[ObjectRow]) -> None:
+        """Intents with a new state or time; exactly these rows must change."""
+        self._update(_OBJECT, rows)
+
+    def delete_objects(self, rows: Sequence[ObjectRow]) -> None:
+        """No such rows any more; exactly these must go.
+
+        Raises:
+            StoreError: one of them is not there.
+        """
+        if rows:
+            gone = self._many(_DELETE_OBJECT, [(self._org, row.original_id) for row in rows])
+            if gone != len(rows):
+                raise StoreError(f"{gone} of {len(rows)} rows of {t.OBJECTS.name} were there to be deleted.")
 
     def insert_batch(self, row: BatchRow) -> None:
         """The batch, for idempotent answers."""

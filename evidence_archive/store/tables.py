@@ -13,6 +13,7 @@ __all__ = [
     "AUDIT_HEADS",
     "AUDIT_LEAVES",
     "BATCHES",
+    "OBJECTS",
     "ORGS",
     "ORIGINALS",
     "RESULTS",
@@ -21,6 +22,7 @@ __all__ = [
     "AuditHead",
     "AuditLeaf",
     "Batch",
+    "ObjectRecord",
     "Org",
     "Original",
     "Result",
@@ -164,6 +166,22 @@ class Original(SQLModel, table=True):
     )
 
 
+class ObjectRecord(SQLModel, table=True):
+    """The objects of an envelope that lies outside the database: first an intent, then where they are."""
+
+    __tablename__ = "objects"
+    __table_args__ = (Index("ix_objects_lapsed", "org", "state", "expires_at_us"), _STRICT)
+    org: str = _text(key=True)
+    original_id: bytes = _bytes(key=True)
+    key: str = _text()
+    size_bytes: int = _int()
+    part_bytes: int = _int()
+    state: str = _text()
+    expires_at_us: int = _int()
+    created_at_us: int = _int()
+    seal: bytes = _bytes(unsealed_because=_IS_SEAL)
+
+
 class Batch(SQLModel, table=True):
     """An accepted batch and its receipt."""
 
@@ -217,6 +235,7 @@ SCOPES = _table(ScopeKey)
 SESSIONS = _table(SessionRecord)
 RESULTS = _table(Result)
 ORIGINALS = _table(Original)
+OBJECTS = _table(ObjectRecord)
 BATCHES = _table(Batch)
 AUDIT_HEADS = _table(AuditHead)
 AUDIT_LEAVES = _table(AuditLeaf)
