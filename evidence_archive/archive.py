@@ -21,7 +21,7 @@ from evidence_archive.model import (
     text_of,
 )
 from evidence_archive.policy import Policy
-from evidence_archive.ports import Clock, Entropy, KeyProvider, SessionRow, Store, TokenCounter
+from evidence_archive.ports import Clock, Entropy, KeyProvider, ScopeRow, SessionRow, Store, TokenCounter, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.records import Records
 from evidence_archive.restoring import Restoring, part_of
@@ -341,7 +341,8 @@ def _opened_session(
         known_policy = reader.head().policy_digest == vault.policy.digest
     if row is None or not known_policy:
         new = vault.new_scope() if row is None else None
-        with vault.store.writing(vault.store_wait_ms, audited=True) as writer:
+
+        def opened(writer: Writer) -> tuple[SessionRow, ScopeRow | None]:
             leaves = []
             if writer.head().policy_digest != vault.policy.digest:
                 details = {"name": vault.policy.name, "version": vault.policy.version}
@@ -377,9 +378,12 @@ def _opened_session(
             scope = writer.scope(row.scope_id)
             if leaves:
                 writer.append(leaves, vault.policy.digest)
+            return row, scope
+
+        row, scope = vault.transact(opened)
     if row.subject != principal.subject:
-        with vault.store.writing(vault.store_wait_ms, audited=True) as writer:
-            writer.append([vault.leaf(audit.SESSION_DENIED, principal.subject, session_id=session_id)])
+        denied = [vault.leaf(audit.SESSION_DENIED, principal.subject, session_id=session_id)]
+        vault.transact(lambda writer: writer.append(denied))
         raise NotAvailableError
     if scope is None:
         raise NotAvailableError

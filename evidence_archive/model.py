@@ -6,7 +6,7 @@ Pure: no I/O, no clock, no randomness. Everything that holds evidence keeps it o
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -16,10 +16,13 @@ from evidence_archive.errors import FormatError
 
 __all__ = [
     "NESTING_MAX",
+    "PIECE_BYTES",
     "Content",
     "Encoded",
+    "Exact",
     "Facts",
     "Limits",
+    "LongText",
     "Principal",
     "Provenance",
     "Receipt",
@@ -53,6 +56,12 @@ NAME_CHARS_MAX = 256
 
 NESTING_MAX = 64
 """Most lists and dicts inside one another that a content may have to be eligible, the outermost list included."""
+
+LONG_TEXT_CHARS_MIN = 1024 * 1024
+"""Texts from this length on are never encoded as a whole."""
+
+PIECE_BYTES = 1024 * 1024
+"""Most bytes of an original that move at once."""
 
 _ABSENT = b"\xff\xff\xff\xff"
 _LENGTHS = tuple(size.to_bytes(4, "big") for size in range(FIELD_BYTES_MAX + 1))
@@ -202,8 +211,58 @@ class Encoded:
     data: bytes = field(repr=False)
     encoding: str
 
+    @property
+    def size_bytes(self) -> int:
+        """How many they are."""
+        return len(self.data)
 
-def encode_exact(content: object) -> Encoded | None:
+    @property
+    def digest(self) -> bytes:
+        """Their SHA-256."""
+        return hashlib.sha256(self.data).digest()
+
+    def pieces(self) -> Iterator[bytes]:
+        """The bytes in order, at most ``PIECE_BYTES`` at a time."""
+        for at in range(0, len(self.data), PIECE_BYTES):
+            yield self.data[at : at + PIECE_BYTES]
+
+
+class LongText:
+    """A text whose exact bytes are made piece by piece, each time they are asked for; else as :class:`Encoded`.
+
+    Args:
+        text: more than ``LONG_TEXT_CHARS_MIN`` characters, or any other text.
+    """
+
+    __slots__ = ("_text", "digest", "size_bytes")
+    encoding = "text"
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        digest, size_bytes = hashlib.sha256(), 0
+        for piece in self.pieces():
+            digest.update(piece)
+            size_bytes += len(piece)
+        self.digest = digest.digest()
+        self.size_bytes = size_bytes
+
+    @property
+    def data(self) -> bytes:
+        """All the bytes, in memory."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> Iterator[bytes]:
+        """The bytes in order, at most ``PIECE_BYTES`` at a time: every code point has its bytes to itself."""
+        chars = PIECE_BYTES // 4
+        for at in range(0, len(self._text), chars):
+            yield self._text[at : at + chars].encode("utf-8", "surrogatepass")
+
+
+Exact = Encoded | LongText
+"""The exact bytes of a content, in memory or made as they are asked for."""
+
+
+def encode_exact(content: object) -> Exact | None:
     """The exact bytes of a content, or ``None`` when it would not come back equal in type and value.
 
     A ``str`` becomes UTF-8 with ``surrogatepass``; a list of parts becomes compact ASCII JSON with its key order.
@@ -214,6 +273,8 @@ def encode_exact(content: object) -> Encoded | None:
         content: what a tool message holds.
     """
     if type(content) is str:
+        if len(content) >= LONG_TEXT_CHARS_MIN:
+            return LongText(content)
         return Encoded(content.encode("utf-8", "surrogatepass"), "text")
     if type(content) is not list or not _is_plain(content):
         return None

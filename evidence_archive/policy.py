@@ -97,7 +97,7 @@ _LIMIT_BOUNDS: Mapping[str, tuple[int, int]] = {
     "label_chars_min": (1, 1_000_000),
     "note_chars_max": (100, 20_000),
     "batch_items_max": (1, 1_000),
-    "original_bytes_max": (1_024, 512 * 1024 * 1024),  # the most an envelope holds
+    "original_bytes_max": (1_024, 2 * 1024 * 1024 * 1024),  # the most an envelope holds
     "restore_tokens_max": (100, 1_000_000),
     "restores_per_turn_max": (1, 100),
     "pattern_matches_max": (1, 10_000),

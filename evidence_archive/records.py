@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
-from hashlib import sha256
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -29,7 +29,7 @@ from evidence_archive.errors import (
 from evidence_archive.matching import LABELLED, ORIGINAL, Place, RecordIndex, Timeline
 from evidence_archive.model import (
     Content,
-    Encoded,
+    Exact,
     Facts,
     Principal,
     ToolCall,
@@ -81,7 +81,7 @@ class Labelled:
 
     numbers: list[int]
     certain: bool
-    new: tuple[bytes, Content, Encoded, bytes] | None = None
+    new: tuple[bytes, Content, Exact, bytes] | None = None
 
 
 class Records:
@@ -155,8 +155,8 @@ class Records:
             return place.tag(self.tag)
         return self.tag(content)
 
-    def _tag_of(self, encoded: Encoded) -> bytes:
-        return content_tag(self.keys.tag, sha256(encoded.data).digest(), encoded.encoding)
+    def _tag_of(self, encoded: Exact) -> bytes:
+        return content_tag(self.keys.tag, encoded.digest, encoded.encoding)
 
     def refresh(self, wait_ms: int) -> None:
         """Take over what was committed since; one indexed row when that is nothing.
@@ -258,7 +258,9 @@ class Records:
         if not unknown and not met:
             return
         measured = {id(place): self._measured(place) for place in unknown}
-        with self.vault.store.writing(wait_ms, audited=False) as writer:
+
+        def given(writer: Writer) -> tuple[SessionRow, list[ResultRow], list[ResultRow]]:
+            nonlocal unknown, met
             row = self.session_under_lock(writer)
             if row.version != self.row.version:
                 self.absorb(writer.results(row.scope_id, self.row.version))
@@ -274,6 +276,9 @@ class Records:
             writer.insert_results(new)
             writer.update_results(completed)
             writer.update_session(row)
+            return row, new, completed
+
+        row, new, completed = self.vault.transact(given, audited=False, wait_ms=wait_ms)
         for place, record in zip(unknown, new, strict=True):
             self.timeline.give(place, record.number)
         self.timeline.settle()
@@ -291,7 +296,7 @@ class Records:
             raise SealBrokenError("This session's row is gone: it was removed outside this library.")
         return row
 
-    def _measured(self, place: Place) -> tuple[Encoded, int]:
+    def _measured(self, place: Place) -> tuple[Exact, int]:
         encoded = encode_exact(place.content)
         if encoded is None:
             raise MessageShapeError("A tool result changed while it was registered: view the messages again.")
@@ -301,7 +306,7 @@ class Records:
         """Tokens of a content."""
         return sum(map(self.counter.count, self.dialect.content_texts(content)))
 
-    def _new_row(self, session: SessionRow, place: Place, measured: tuple[Encoded, int]) -> ResultRow:
+    def _new_row(self, session: SessionRow, place: Place, measured: tuple[Exact, int]) -> ResultRow:
         encoded, tokens = measured
         tag = place.tag(self.tag) or b""
         call = place.call or ToolCall("", "")
@@ -335,7 +340,7 @@ class Records:
         *,
         call_id: bytes,
         content: Content,
-        encoded: Encoded,
+        encoded: Exact,
         tokens: int,
         tag: bytes,
         tool_name: str,
@@ -364,7 +369,7 @@ class Records:
             sensitivity=sensitivity,
             media_type=_MEDIA_TYPES[encoded.encoding],
             size_chars=size_chars,
-            size_bytes=len(encoded.data),
+            size_bytes=encoded.size_bytes,
             tokens=tokens,
             labelled=int(labelled),
             observed_at_us=self.clock.now_us(),
@@ -413,20 +418,22 @@ class Records:
 
     def _write_suspension(self, why: str) -> None:
         self._unwritten = why
+
+        def suspended(writer: Writer, audited: bool) -> None:
+            row = self.session_under_lock(writer)
+            if row.suspended is None:
+                row.suspended = why
+                row.version += 1
+                writer.update_session(row)
+                if audited:
+                    writer.append([self.leaf(audit.SESSION_SUSPENDED, details={"why": why})])
+
         for audited in (True, False):  # perhaps it is the log that is broken
-            with (
-                suppress(EvidenceArchiveError),
-                self.vault.store.writing(self.limits.view_wait_ms_max, audited=audited) as writer,
-            ):
-                row = self.session_under_lock(writer)
-                if row.suspended is None:
-                    row.suspended = why
-                    row.version += 1
-                    writer.update_session(row)
-                    if audited:
-                        writer.append([self.leaf(audit.SESSION_SUSPENDED, details={"why": why})])
+            with suppress(EvidenceArchiveError):
+                self.vault.transact(
+                    partial(suspended, audited=audited), audited=audited, wait_ms=self.limits.view_wait_ms_max
+                )
                 self._unwritten = None
-            if self._unwritten is None:
                 self.row.suspended = why
                 return
 
@@ -492,13 +499,16 @@ class Records:
         """Commit an audit entry and what our answer looks like, so that it is known as ours in any process."""
         # A store that just failed is not waited for once more.
         wait_ms = RECORD_WAIT_MS if self.failures else self.vault.store_wait_ms
+
+        def recorded(writer: Writer) -> None:
+            if call is not None:
+                session = self.session_under_lock(writer)
+                self.also(call, text, own)(writer, session)
+                writer.update_session(session)
+            writer.append([leaf])
+
         try:
-            with self.vault.store.writing(wait_ms, audited=True) as writer:
-                if call is not None:
-                    session = self.session_under_lock(writer)
-                    self.also(call, text, own)(writer, session)
-                    writer.update_session(session)
-                writer.append([leaf])
+            self.vault.transact(recorded, wait_ms=wait_ms)
         except EvidenceArchiveError as error:
             self.log.warning("evidence_archive.not_recorded", error=type(error).__name__)
             if call is not None and (tag := self.tag(text)) is not None:
@@ -554,7 +564,8 @@ class Records:
             PolicyError: they would loosen the decision on the very result that is meant.
             StoreError: the store cannot be written.
         """
-        with self.vault.store.writing(self.vault.store_wait_ms, audited=True) as writer:
+
+        def attached(writer: Writer) -> tuple[SessionRow, Labelled, list[ResultRow]]:
             row = self.session_under_lock(writer)
             if row.version != self.row.version:
                 self.absorb(writer.results(row.scope_id, self.row.version))
@@ -593,14 +604,17 @@ class Records:
             writer.update_results(changed)
             writer.insert_results(added)
             writer.update_session(row)
-            touched = [format_result_id(record.number) for record in [*changed, *added]]
-            details = {"results": touched, "sensitivity": sorted(facts.sensitivity), "kind": facts.kind}
+            results = [format_result_id(record.number) for record in [*changed, *added]]
+            details = {"results": results, "sensitivity": sorted(facts.sensitivity), "kind": facts.kind}
             writer.append([self.leaf(audit.LABEL_SET, details=details)])
-        self.absorb([*changed, *added])
-        self.row = row
-        return format_result_id(target.numbers[0]) if target.numbers else touched[-1]
+            return row, target, [*changed, *added]
 
-    def meant(self, call_id: bytes, content: Content, encoded: Encoded) -> Labelled:
+        row, target, touched = self.vault.transact(attached)
+        self.absorb(touched)
+        self.row = row
+        return format_result_id(target.numbers[0] if target.numbers else touched[-1].number)
+
+    def meant(self, call_id: bytes, content: Content, encoded: Exact) -> Labelled:
         """Which records a message stands for that is not itself in the newest view.
 
         Out of a view it carries a label or a note and is certain. Else it may be a result that was viewed, handed

@@ -196,7 +196,8 @@ class Restoring:
         if reason is not None and not (isinstance(reason, str) and len(reason) <= REASON_CHARS_MAX):
             raise FormatError(f"A reason is None, or a string of at most {REASON_CHARS_MAX:,} characters.")
         session_id, number = found.session.session_id, found.row.number
-        with self._vault.store.writing(self._vault.store_wait_ms, audited=True) as writer:
+
+        def release(writer: Writer) -> None:
             again = writer.find(session_id, number)
             held = again if found.origin is found.row else writer.find(session_id, found.origin.number)
             if again is None or held is None or (again[2], held[2]) != (found.row, found.origin):
@@ -220,6 +221,8 @@ class Restoring:
                     )
                 ]
             )
+
+        self._vault.transact(release)
         self._vault.log.info(
             "evidence_archive.restored",
             session=session_id,
@@ -237,7 +240,8 @@ class Restoring:
     ) -> None:
         """Commit the audit entry of a denial, with the same statements whatever its cause."""
         details = {"result": format_result_id(number), "why": "not_available"}
-        with self._vault.store.writing(self._vault.store_wait_ms, audited=True) as writer:
+
+        def record(writer: Writer) -> None:
             if also is not None:
                 self._with_session(writer, session_id, also)
             writer.append(
@@ -247,6 +251,8 @@ class Restoring:
                     )
                 ]
             )
+
+        self._vault.transact(record)
         self._vault.log.warning("evidence_archive.denied", session=session_id, subject=principal.subject)
 
     @staticmethod
@@ -268,24 +274,24 @@ class Restoring:
             suspending: whether stored bytes were changed, so that archiving has to stop.
         """
         details = {"result": format_result_id(number), "why": why}
-        leaves = [
-            self._vault.leaf(audit.RESTORE_FAILED, principal.subject, session_id=session_id or None, details=details)
-        ]
-        for audited in (True, False):  # perhaps it is the log that is broken; the suspension counts all the same
-            try:
-                with self._vault.store.writing(self._vault.store_wait_ms, audited=audited) as writer:
-                    if suspending and self._suspended(writer, session_id, why):
-                        details = {"why": why}
-                        leaves.append(
-                            self._vault.leaf(
-                                audit.SESSION_SUSPENDED, principal.subject, session_id=session_id, details=details
-                            )
-                        )
-                    if audited:
-                        writer.append(leaves)
-                break
-            except EvidenceArchiveError:
-                del leaves[1:]
+        named = {"session_id": session_id or None}
+        leaves = [self._vault.leaf(audit.RESTORE_FAILED, principal.subject, details=details, **named)]
+
+        def audited(writer: Writer) -> None:
+            also = []
+            if suspending and self._suspended(writer, session_id, why):
+                also = [self._vault.leaf(audit.SESSION_SUSPENDED, principal.subject, details={"why": why}, **named)]
+            writer.append(leaves + also)
+
+        def unaudited(writer: Writer) -> None:
+            if suspending:
+                self._suspended(writer, session_id, why)
+
+        try:
+            self._vault.transact(audited)
+        except EvidenceArchiveError:  # perhaps it is the log that is broken; the suspension counts all the same
+            with suppress(EvidenceArchiveError):
+                self._vault.transact(unaudited, audited=False)
         event = "evidence_archive.suspended" if suspending else "evidence_archive.failed"
         self._vault.log.error(event, session=session_id, result=format_result_id(number), why=why)
 

@@ -6,6 +6,7 @@ encoding is built from those, on the first count and never at import. Nothing is
 
 import hashlib
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -47,13 +48,16 @@ _ENCODINGS = {
 SPACE_RUN_CHARS_MAX = 100_000
 """Aligned blocks of this many characters that are all whitespace are counted on their own."""
 
+PIECE_CHARS_MAX = 2_000_000
+"""Longer texts are counted in pieces of this length."""
+
 
 class TiktokenCounter:
     """Exact counts of an OpenAI encoding, offline.
 
-    Text without a whitespace run of 100,000 characters or more is counted exactly as ``tiktoken`` counts it. Longer
-    runs, on which ``tiktoken`` panics from about 600,000 characters, are counted in pieces: each cut moves the count
-    by at most 4. 5 MB take at most a few seconds, whatever they hold. The tables take about 0.3 s and 100 MB, once
+    Text of up to 2,000,000 characters without a whitespace run of 100,000 or more is counted exactly as ``tiktoken``
+    counts it. Longer text, whose tokens would fill the memory, and longer runs, on which ``tiktoken`` panics from
+    about 600,000 characters, are counted in pieces: each cut moves the count by a few tokens, of runs by at most 4. 5 MB take at most a few seconds, whatever they hold. The tables take about 0.3 s and 100 MB, once
     per encoding and process, on the first count.
 
     Args:
@@ -118,11 +122,17 @@ def default_counter() -> TokenCounter:
     return TiktokenCounter()
 
 
-def _pieces(text: str) -> list[str]:
-    """The text, cut after every aligned block that is whitespace alone: no piece holds a run of two blocks."""
-    size = SPACE_RUN_CHARS_MAX
-    cuts = [at + size for at in range(0, len(text) - size + 1, size) if text[at : at + size].isspace()]
-    return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+def _pieces(text: str) -> Iterator[str]:
+    """The text, cut after every aligned block that is whitespace alone, and where a piece would be too long.
+
+    No piece holds a run of two blocks of whitespace, and the tokens of one piece are all that is held in memory.
+    """
+    size, start = SPACE_RUN_CHARS_MAX, 0
+    for end in range(size, len(text) + 1, size):
+        if end - start >= PIECE_CHARS_MAX or text[end - size : end].isspace():
+            yield text[start:end]
+            start = end
+    yield text[start:]
 
 
 def _encoding(name: str) -> "Encoding":

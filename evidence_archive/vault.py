@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from evidence_archive import access
 from evidence_archive.errors import (
@@ -14,6 +14,7 @@ from evidence_archive.errors import (
     MisuseError,
     NotAvailableError,
     SealBrokenError,
+    StoreConflictError,
 )
 from evidence_archive.events import Events
 from evidence_archive.keys import unwrap_checked
@@ -37,6 +38,7 @@ from evidence_archive.ports import (
     ScopeRow,
     Store,
     TokenCounter,
+    Writer,
 )
 from evidence_archive.proof import leaf as audit
 from evidence_archive.proof.merkle import Frontier, leaf_hash
@@ -61,6 +63,9 @@ __all__ = [
     "open_vault",
 ]
 
+CONFLICT_TRIES_MAX = 5
+"""How often a transaction is run because another one was in its way."""
+
 LEAVES_PER_READ = 1_000
 """Audit entries fetched at once."""
 
@@ -70,6 +75,8 @@ SCOPES_HELD_MAX = 10_000
 OTHER_PROCESS = "This archive was opened in another process: open it again after fork."
 
 _GENERATION = 1
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +181,29 @@ class Vault:
             raise MisuseError(OTHER_PROCESS)
         if self.closed:
             raise MisuseError("This archive was closed: open it again.")
+
+    def transact(self, body: Callable[[Writer], T], *, audited: bool = True, wait_ms: int | None = None) -> T:
+        """What the body returns, once its transaction is committed; run again where another one was in its way.
+
+        Args:
+            body: reads and writes; it may run several times, and what it did to the store then never was.
+            audited: it appends to the log, so the head is locked first.
+            wait_ms: bound on waiting for a lock, in milliseconds; as long as a write may wait by default.
+
+        Raises:
+            StoreConflictError: another one was in the way ``CONFLICT_TRIES_MAX`` times, or for longer than that.
+        """
+        wait_ms = self.store_wait_ms if wait_ms is None else wait_ms
+        until_ms = self.around.clock.monotonic_ms() + wait_ms
+        for left in reversed(range(CONFLICT_TRIES_MAX)):
+            try:
+                with self.store.writing(wait_ms, audited=audited) as writer:
+                    told = body(writer)
+                return told
+            except StoreConflictError:
+                if not left or self.around.clock.monotonic_ms() > until_ms:
+                    raise
+        raise AssertionError  # the last try returns or raises
 
     # --- audit --------------------------------------------------------------------------------------------------
 
@@ -372,7 +402,8 @@ class Vault:
         Raises:
             NotAvailableError: there is no such session here.
         """
-        with self.store.writing(self.store_wait_ms, audited=True) as writer:
+
+        def resumed(writer: Writer) -> None:
             session = writer.session(asked_session(session_id))
             if session is None:
                 raise NotAvailableError
@@ -383,6 +414,8 @@ class Vault:
             writer.append(
                 [self.leaf(audit.SESSION_RESUMED, principal.subject, session_id=session_id, details=details)]
             )
+
+        self.transact(resumed)
 
 
 def asked_session(session_id: object) -> str:

@@ -17,9 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evidence_archive.errors import FormatError, SealBrokenError, UnsupportedVersionError
-from evidence_archive.model import Encoded, canonical_id, decode_exact, encode_exact
+from evidence_archive.model import PIECE_BYTES, Encoded, LongText, canonical_id, decode_exact, encode_exact
 from evidence_archive.sealing import envelope as eva
-from evidence_archive.sealing.envelope import Slot, envelope_bytes, open_original, seal_original
+from evidence_archive.sealing.envelope import (
+    Slot,
+    envelope_bytes,
+    open_original,
+    open_pieces,
+    seal_original,
+    seal_pieces,
+)
 
 HERE = Path(__file__).parent
 WYCHEPROOF = HERE.parent.parent / "shared" / "data" / "vectors" / "wycheproof-cobblestone-256.json"
@@ -58,8 +65,40 @@ def seal(content="a made-up result", *, slot=SLOT, compress=True, **other):
     )
 
 
+def pieces_of(data, sizes=(1, 38, 7, 16_400, 5_000, 90_000)):
+    at, turn = 0, 0
+    while at < len(data):
+        size = sizes[turn % len(sizes)]
+        yield bytes(data[at : at + size])
+        at, turn = at + size, turn + 1
+
+
+def opened_in_pieces(envelope, **named):
+    """What opening in pieces gives; or what it raises, with nothing wrong in what it handed out before."""
+    taken = []
+    try:
+        opened = open_pieces(pieces_of(envelope), taken.append, **named)
+    except CIPHER_FAILURES as error:
+        return type(error)
+    assert opened.data == b""
+    assert all(len(piece) <= PIECE_BYTES for piece in taken)
+    return replace(opened, data=b"".join(taken))
+
+
+def open_both(envelope, **named):
+    """What opening in memory gives, once opening in pieces gave just the same."""
+    piecewise = opened_in_pieces(envelope, **named) if isinstance(envelope, bytes | memoryview) else SealBrokenError
+    try:
+        opened = open_original(envelope, **named)
+    except CIPHER_FAILURES as error:
+        assert piecewise is type(error)
+        raise
+    assert piecewise == opened
+    return opened
+
+
 def reopen(sealed, *, slot=SLOT, **other):
-    return open_original(sealed.envelope, slot=slot, **{**KEYS, "sealed_size": sealed.sealed_size, **other})
+    return open_both(sealed.envelope, slot=slot, **{**KEYS, "sealed_size": sealed.sealed_size, **other})
 
 
 def as_list(slot):
@@ -77,7 +116,7 @@ def forge(meta, stored, *, context=None, dek=DEK):
 
 def open_forged(meta, stored):
     envelope, sealed_size = forge(meta, stored)
-    return open_original(envelope, slot=SLOT, sealed_size=sealed_size, **KEYS)
+    return open_both(envelope, slot=SLOT, sealed_size=sealed_size, **KEYS)
 
 
 def meta(stored, data, **changes):
@@ -139,7 +178,7 @@ def test_five_megabytes_come_back_exactly():
 
 def test_an_envelope_opens_from_a_memoryview():
     sealed = seal()
-    opened = open_original(memoryview(sealed.envelope), slot=SLOT, sealed_size=sealed.sealed_size, **KEYS)
+    opened = open_both(memoryview(sealed.envelope), slot=SLOT, sealed_size=sealed.sealed_size, **KEYS)
     assert opened.data == b"a made-up result"
 
 
@@ -201,7 +240,7 @@ def test_a_golden_envelope_opens_for_ever(vector):
     dek = bytes.fromhex(vector["test_dek"])
     ids = {"original_id": bytes.fromhex(vector["original_id"]), "dek_id": bytes.fromhex(vector["dek_id"])}
 
-    opened = open_original(envelope, slot=slot, dek=dek, sealed_size=vector["sealed_size"], **ids)
+    opened = open_both(envelope, slot=slot, dek=dek, sealed_size=vector["sealed_size"], **ids)
     assert decode_exact(opened.data, opened.encoding) == vector["content"]
     assert opened.sha256.hex() == vector["sha256"]
     assert (opened.encoding, opened.acl.hex(), opened.trust) == (vector["encoding"], vector["acl"], vector["trust"])
@@ -382,7 +421,7 @@ def extensions(data):
 def test_no_bit_flip_truncation_or_extension_of_an_envelope_opens(damage):
     sealed = seal("small")
     row = {"slot": SLOT, "sealed_size": sealed.sealed_size, **KEYS}
-    assert survivors(damage(sealed.envelope), lambda data: open_original(data, **row)) == 0
+    assert survivors(damage(sealed.envelope), lambda data: open_both(data, **row)) == 0
 
 
 @pytest.mark.parametrize("damage", [flips, cuts, extensions])
@@ -412,7 +451,7 @@ def test_an_envelope_of_another_length_never_reaches_the_cipher(monkeypatch):
 @pytest.mark.parametrize("row", [None, 7, "EVA1 text in a column of bytes"])
 def test_what_is_not_bytes_does_not_open(row):
     with pytest.raises(SealBrokenError):
-        open_original(row, slot=SLOT, sealed_size=7, **KEYS)
+        open_both(row, slot=SLOT, sealed_size=7, **KEYS)
 
 
 @pytest.mark.parametrize(
@@ -420,14 +459,14 @@ def test_what_is_not_bytes_does_not_open(row):
 )
 def test_a_plaintext_row_instead_of_an_envelope_does_not_open(row):
     with pytest.raises(SealBrokenError):
-        open_original(row, slot=SLOT, sealed_size=max(len(row) - 112, 0), **KEYS)
+        open_both(row, slot=SLOT, sealed_size=max(len(row) - 112, 0), **KEYS)
 
 
 def test_a_plaintext_row_with_a_true_header_does_not_open():
     sealed = seal("small")
     row = sealed.envelope[:40] + b"p" * (len(sealed.envelope) - 40)
     with pytest.raises(SealBrokenError):
-        open_original(row, slot=SLOT, sealed_size=sealed.sealed_size, **KEYS)
+        open_both(row, slot=SLOT, sealed_size=sealed.sealed_size, **KEYS)
 
 
 @pytest.mark.parametrize(("at", "value"), [(4, 0), (4, 2), (5, 1), (5, 128), (6, 1), (7, 1)])
@@ -435,7 +474,7 @@ def test_an_unknown_suite_flag_or_reserved_byte_is_a_newer_version(at, value):
     envelope = bytearray(seal().envelope)
     envelope[at] = value
     with pytest.raises(UnsupportedVersionError):
-        open_original(bytes(envelope), slot=SLOT, sealed_size=seal().sealed_size, **KEYS)
+        open_both(bytes(envelope), slot=SLOT, sealed_size=seal().sealed_size, **KEYS)
 
 
 def test_every_cipher_failure_has_the_same_words():
@@ -449,7 +488,7 @@ def test_every_cipher_failure_has_the_same_words():
         (b"evidence words", {}),
     ]:
         with pytest.raises(SealBrokenError) as caught:
-            open_original(data, **{"slot": SLOT, "sealed_size": sealed.sealed_size, **KEYS, **other})
+            open_both(data, **{"slot": SLOT, "sealed_size": sealed.sealed_size, **KEYS, **other})
         said.add(str(caught.value))
     assert len(said) == 1
     assert "evidence words" not in said.pop()
@@ -502,7 +541,7 @@ def test_a_plaintext_without_readable_metadata_does_not_open(plaintext):
     context = independent.envelope_context(header, as_list(SLOT), len(plaintext))
     envelope = header + independent.encrypt(DEK, context, plaintext, bytes(24))
     with pytest.raises(SealBrokenError):
-        open_original(envelope, slot=SLOT, sealed_size=len(plaintext), **KEYS)
+        open_both(envelope, slot=SLOT, sealed_size=len(plaintext), **KEYS)
 
 
 BOMB = b"\x00" * 3_000_000
@@ -562,6 +601,81 @@ def test_a_frame_that_declares_more_than_the_format_holds_does_not_open(monkeypa
     packed = zstandard.ZstdCompressor().compress(BOMB)
     with pytest.raises(SealBrokenError):
         open_forged(meta(packed, BOMB, compression=b"zstd"), packed)
+
+
+# --- in pieces --------------------------------------------------------------------------------------------------
+
+
+def sealed_in_pieces(encoded, *, compress=True, acl=b"{}", trust="tool"):
+    sealed_size, pieces = seal_pieces(slot=SLOT, encoded=encoded, acl=acl, trust=trust, compress=compress, **KEYS)
+    made = list(pieces)
+    assert all(len(piece) <= 2 * PIECE_BYTES for piece in made)
+    return b"".join(made), sealed_size
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize(
+    "text",
+    ["", "x" * 1_024, "a made-up line \ud800 \U0001f600\r\n" * 150_000, "\u65e5" * 1_048_577, "a" * 12_000_000],
+    ids=["empty", "small", "hostile", "wide", "bomb"],
+)
+def test_what_was_sealed_in_pieces_opens_in_memory_and_in_pieces(text, compress):
+    envelope, sealed_size = sealed_in_pieces(LongText(text), compress=compress)
+    opened = open_both(envelope, slot=SLOT, sealed_size=sealed_size, **KEYS)
+    assert opened.data == text.encode("utf-8", "surrogatepass")
+    assert (opened.encoding, opened.acl, opened.trust) == ("text", b"{}", "tool")
+    assert len(envelope) == envelope_bytes(sealed_size)
+    assert independent.open_envelope(envelope, as_list(SLOT), DEK, sealed_size)["data"] == opened.data
+
+
+@given(data=st.binary(max_size=40_000), parts=st.booleans(), compress=st.booleans())
+def test_any_bytes_sealed_in_pieces_come_back_exactly(data, parts, compress):
+    envelope, sealed_size = sealed_in_pieces(Encoded(data, "parts" if parts else "text"), compress=compress)
+    assert open_both(envelope, slot=SLOT, sealed_size=sealed_size, **KEYS).data == data
+
+
+def test_a_long_text_has_the_bytes_digest_and_size_of_its_encoding():
+    text = "\ud83d\ude00 \U0001f600 \x00\r\n" * 170_000
+    exact, whole = encode_exact(text), text.encode("utf-8", "surrogatepass")
+    assert isinstance(exact, LongText)
+    assert (exact.data, exact.size_bytes, exact.digest) == (whole, len(whole), hashlib.sha256(whole).digest())
+    assert isinstance(encode_exact("x" * 1_000_000), Encoded)
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("second", ["y" * 5_001, "y" * 4_999], ids=["longer", "shorter"])
+def test_an_original_that_changes_while_it_is_sealed_is_not_sealed(second, compress):
+    class Changing(Encoded):
+        turns = 0
+
+        def pieces(self):
+            Changing.turns += 1
+            yield self.data if Changing.turns == 1 and compress else second.encode()
+
+    with pytest.raises(SealBrokenError, match="nothing was archived"):
+        sealed_in_pieces(Changing(b"y" * 5_000, "text"), compress=compress)
+
+
+def test_a_bomb_is_handed_out_in_bounded_pieces():
+    envelope, sealed_size = sealed_in_pieces(LongText("a" * 30_000_000))
+    assert len(envelope) < 10_000
+    sizes = []
+    open_pieces(
+        iter([envelope]), lambda piece: sizes.append(len(piece)), slot=SLOT, sealed_size=sealed_size, **KEYS
+    )
+    assert sum(sizes) == 30_000_000
+    assert max(sizes) <= PIECE_BYTES
+
+
+def test_a_frame_that_holds_more_than_it_declares_hands_out_no_more_than_the_format_holds(monkeypatch):
+    envelope, sealed_size = sealed_in_pieces(LongText("a" * 5_000_000))
+    monkeypatch.setattr(eva, "ORIGINAL_BYTES_MAX", 2_000_000)
+    taken = []
+    with pytest.raises(SealBrokenError):
+        open_pieces(
+            iter([envelope]), lambda piece: taken.append(len(piece)), slot=SLOT, sealed_size=sealed_size, **KEYS
+        )
+    assert sum(taken) <= 2_000_000
 
 
 # --- sealing refuses --------------------------------------------------------------------------------------------

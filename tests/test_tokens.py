@@ -61,7 +61,7 @@ def test_text_with_long_but_ordinary_whitespace_is_exact():
 @pytest.mark.parametrize("tail", ["", "x", "\nx"])
 def test_a_cut_in_a_long_whitespace_run_moves_the_count_by_at_most_four(unit, tail):
     text = f"head{(unit * 250_000)[:250_000]}{tail}"
-    cuts = len(tokens._pieces(text)) - 1
+    cuts = len(list(tokens._pieces(text))) - 1
     assert cuts >= 1
     assert abs(COUNTER.count(text) - plainly(text)) <= 4 * cuts
 
@@ -69,10 +69,19 @@ def test_a_cut_in_a_long_whitespace_run_moves_the_count_by_at_most_four(unit, ta
 @pytest.mark.parametrize("size", [0, 1, SPACE_RUN_CHARS_MAX, 2 * SPACE_RUN_CHARS_MAX - 1, 750_001])
 def test_pieces_are_the_text_and_no_piece_holds_two_blocks_of_whitespace(size):
     text = f"{' ' * size}x{chr(9) * size}"
-    pieces = tokens._pieces(text)
+    pieces = list(tokens._pieces(text))
     assert "".join(pieces) == text
     longest = max(len(run) for piece in pieces for run in piece.split("x"))
     assert longest < 2 * SPACE_RUN_CHARS_MAX
+
+
+@pytest.mark.parametrize("unit", ["row 17 of shard 9 timed out\n", "x", "\u65e5\u672c\u8a9e", "7"])
+def test_a_long_text_is_counted_in_pieces_and_each_cut_moves_the_count_by_a_few(unit):
+    text = (unit * 2_200_000)[:2_200_000]
+    pieces = list(tokens._pieces(text))
+    assert "".join(pieces) == text
+    assert [len(piece) for piece in pieces] == [tokens.PIECE_CHARS_MAX, 200_000]
+    assert abs(COUNTER.count(text) - plainly(text)) <= 4
 
 
 BOMB = " " * 1_000_000

@@ -284,7 +284,7 @@ class _Player:
         for result_id, item in self._archived.items():
             want, got = encode_exact(item.content), encode_exact(self._session.restore(result_id).content)
             self.figures.originals_archived += 1
-            self.figures.bytes_archived += 0 if want is None else len(want.data)
+            self.figures.bytes_archived += 0 if want is None else want.size_bytes
             self.figures.originals_equal += want is not None and want == got
 
 

@@ -8,6 +8,7 @@ the reader from the request and the row, never read from the envelope, so an env
 import hmac
 import struct
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -18,7 +19,7 @@ from cryptography.cobblestone import Cobblestone256Decryptor, Cobblestone256Encr
 from cryptography.exceptions import InvalidTag
 
 from evidence_archive.errors import FormatError, SealBrokenError, UnsupportedVersionError
-from evidence_archive.model import Encoded, ce, ce_read
+from evidence_archive.model import PIECE_BYTES, Encoded, Exact, ce, ce_read
 
 __all__ = [
     "COMPRESS_BYTES_MIN",
@@ -29,14 +30,16 @@ __all__ = [
     "Slot",
     "envelope_bytes",
     "open_original",
+    "open_pieces",
     "seal_original",
+    "seal_pieces",
 ]
 
 COMPRESS_BYTES_MIN = 1024
 """Originals from this size on are compressed, if that makes them smaller."""
 
-ORIGINAL_BYTES_MAX = 512 * 1024 * 1024
-"""Largest original this format holds; the limit of a policy is far below it."""
+ORIGINAL_BYTES_MAX = 2 * 1024 * 1024 * 1024
+"""Largest original this format holds; the limit of a policy is below it."""
 
 FACTS_BYTES_MAX = 64 * 1024
 """Longest facts (``acl``), in bytes."""
@@ -59,6 +62,8 @@ _CHUNK_BYTES = 16 * 1024
 _TAG_BYTES = 16
 _MESSAGE_HEAD_BYTES = 56
 _LEVEL = 3
+_FRAME_HEAD_BYTES = 18
+_FRAME_PIECE_BYTES = 1024
 _U32 = struct.Struct(">I")
 
 _codecs = threading.local()
@@ -160,24 +165,14 @@ def seal_original(
         FormatError: a key, an id or a size is out of bounds, or the encoding is unknown.
         SealBrokenError: the envelope did not open to what went in; nothing may be stored.
     """
+    trust_bytes = _checked(encoded, dek, original_id, dek_id, acl, trust)
     data = encoded.data
-    trust_bytes = trust.encode("utf-8", "surrogatepass")
-    if len(dek) != 32 or len(original_id) != _ID_BYTES or len(dek_id) != _ID_BYTES:
-        raise FormatError("An original is sealed with a key of 32 bytes and two ids of 16 bytes.")
-    if len(data) > ORIGINAL_BYTES_MAX or len(acl) > FACTS_BYTES_MAX or len(trust_bytes) > TRUST_BYTES_MAX:
-        raise FormatError(
-            f"An original may have {ORIGINAL_BYTES_MAX} bytes, its facts {FACTS_BYTES_MAX} and its trust label "
-            f"{TRUST_BYTES_MAX}."
-        )
-    if encoded.encoding not in ("text", "parts"):
-        raise FormatError("An original is encoded as 'text' or as 'parts'.")
-
     stored, compression = data, b"none"
     if compress and len(data) >= COMPRESS_BYTES_MIN:
         packed = _codec()[0].compress(data)
         if len(packed) < len(data):
             stored, compression = packed, b"zstd"
-    digest = sha256(data).digest()
+    digest = encoded.digest
     meta = ce(_VERSION, digest, len(data), encoded.encoding, compression, len(stored), acl, trust_bytes)
     plaintext = b"".join((_U32.pack(len(meta)), meta, stored))
     sealed_size = len(plaintext)
@@ -191,6 +186,203 @@ def seal_original(
     ):
         raise SealBrokenError("An original did not open again after sealing; nothing was archived.")
     return Sealed(envelope, digest, sealed_size, sha256(envelope).digest())
+
+
+def _checked(encoded: Exact, dek: bytes, original_id: bytes, dek_id: bytes, acl: bytes, trust: str) -> bytes:
+    """The trust label's bytes, once everything that goes into an envelope is within bounds."""
+    trust_bytes = trust.encode("utf-8", "surrogatepass")
+    if len(dek) != 32 or len(original_id) != _ID_BYTES or len(dek_id) != _ID_BYTES:
+        raise FormatError("An original is sealed with a key of 32 bytes and two ids of 16 bytes.")
+    if encoded.size_bytes > ORIGINAL_BYTES_MAX or len(acl) > FACTS_BYTES_MAX or len(trust_bytes) > TRUST_BYTES_MAX:
+        raise FormatError(
+            f"An original may have {ORIGINAL_BYTES_MAX} bytes, its facts {FACTS_BYTES_MAX} and its trust label "
+            f"{TRUST_BYTES_MAX}."
+        )
+    if encoded.encoding not in ("text", "parts"):
+        raise FormatError("An original is encoded as 'text' or as 'parts'.")
+    return trust_bytes
+
+
+def seal_pieces(
+    *,
+    slot: Slot,
+    encoded: Exact,
+    dek: bytes,
+    original_id: bytes,
+    dek_id: bytes,
+    acl: bytes,
+    trust: str,
+    compress: bool = True,
+) -> tuple[int, Iterator[bytes]]:
+    """``sealed_size`` of an original, and its envelope piece by piece, a few MiB in memory at a time.
+
+    The envelope is one that :func:`seal_original` could have made. It is not opened again here: whoever stores the
+    pieces opens what was stored, with :func:`open_pieces`, before anybody relies on it.
+
+    Args:
+        slot, dek, original_id, dek_id, acl, trust, compress: as in :func:`seal_original`.
+        encoded: its exact bytes, gone over two or three times.
+
+    Raises:
+        FormatError: a key, an id or a size is out of bounds, or the encoding is unknown.
+        SealBrokenError: from the iterator: the bytes were others when they were gone over again.
+    """
+    trust_bytes = _checked(encoded, dek, original_id, dek_id, acl, trust)
+    size = encoded.size_bytes
+    stored_size, compression = size, b"none"
+    if compress and size >= COMPRESS_BYTES_MIN:
+        packed_size = sum(map(len, _packed(encoded)))
+        if packed_size < size:
+            stored_size, compression = packed_size, b"zstd"
+    meta = ce(_VERSION, encoded.digest, size, encoded.encoding, compression, stored_size, acl, trust_bytes)
+    header = _HEAD + original_id + dek_id
+    sealed_size = _U32.size + len(meta) + stored_size
+
+    def pieces() -> Iterator[bytes]:
+        cipher = Cobblestone256Encryptor(dek, _context(header, slot, sealed_size))
+        yield header + cipher.update(_U32.pack(len(meta)) + meta)
+        left = stored_size
+        for piece in _packed(encoded) if compression == b"zstd" else encoded.pieces():
+            left -= len(piece)
+            yield cipher.update(piece)
+        if left:
+            raise SealBrokenError("An original changed while it was sealed; nothing was archived.")
+        yield cipher.finalize()
+
+    return sealed_size, pieces()
+
+
+def _packed(encoded: Exact) -> Iterator[bytes]:
+    """The compressed bytes; equal each time, because the input comes in equal pieces."""
+    packer = zstandard.ZstdCompressor(level=_LEVEL).compressobj(size=encoded.size_bytes)
+    try:
+        for piece in encoded.pieces():
+            yield packer.compress(piece)
+        yield packer.flush()
+    except zstandard.ZstdError as error:
+        raise SealBrokenError("An original changed while it was sealed; nothing was archived.") from error
+
+
+def open_pieces(
+    envelope: Iterable[bytes],
+    take: Callable[[bytes], object],
+    *,
+    slot: Slot,
+    dek: bytes,
+    original_id: bytes,
+    dek_id: bytes,
+    sealed_size: int,
+) -> Opened:
+    """What :func:`open_original` gives, for an envelope that comes in pieces; a few MiB are in memory at a time.
+
+    Args:
+        envelope: the stored bytes in order, in pieces of any size.
+        take: is handed the exact bytes in order, at most ``PIECE_BYTES`` at a time. Nothing it was handed may leave
+            it before this function returns.
+        slot, dek, original_id, dek_id, sealed_size: as in :func:`open_original`.
+
+    Returns:
+        As :func:`open_original`, but with empty ``data``.
+
+    Raises:
+        SealBrokenError, UnsupportedVersionError: as :func:`open_original`.
+    """
+    source = _Pieces(iter(envelope))
+    header = source.exactly(_HEADER_BYTES)
+    if len(original_id) != _ID_BYTES or header != _HEAD + original_id + dek_id:
+        _refuse(header)
+    if not _U32.size <= sealed_size <= SEALED_BYTES_MAX:
+        raise SealBrokenError(_BROKEN)
+    plain = _Pieces(_decrypted(source, dek, _context(header, slot, sealed_size), envelope_bytes(sealed_size)))
+    meta_size = _U32.unpack(plain.exactly(_U32.size))[0]
+    if meta_size > sealed_size - _U32.size:
+        raise SealBrokenError(_BROKEN)
+    digest, size, encoding, compressed, stored_size, acl, trust = _read_meta(plain.exactly(meta_size))
+    if stored_size != b"%d" % (sealed_size - _U32.size - meta_size):
+        raise SealBrokenError(_BROKEN)
+    hashing, length = sha256(), 0
+    for piece in _unpacked(plain, size) if compressed else plain:
+        length += len(piece)
+        if length > ORIGINAL_BYTES_MAX:
+            raise SealBrokenError(_BROKEN)
+        hashing.update(piece)
+        take(piece)
+    plain.ended()
+    if size != b"%d" % length or not hmac.compare_digest(hashing.digest(), digest):
+        raise SealBrokenError(_BROKEN)
+    return Opened(b"", encoding, digest, acl, trust)
+
+
+class _Pieces:
+    """Bytes that come in pieces of any size, given out in pieces that are asked for; an iterator of what is left."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._held = memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        """Up to so many bytes; none only at the end."""
+        while not self._held:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return b""
+            self._held = memoryview(piece)
+        given, self._held = self._held[:size], self._held[size:]
+        return bytes(given)
+
+    def exactly(self, size: int) -> bytes:
+        """So many bytes, or what there is."""
+        given = bytearray()
+        while len(given) < size and (piece := self.read(size - len(given))):
+            given += piece
+        return bytes(given)
+
+    def __iter__(self) -> Iterator[bytes]:
+        while piece := self.read(PIECE_BYTES):
+            yield piece
+
+    def ended(self) -> None:
+        """Return only if nothing is left."""
+        if self.read(1):
+            raise SealBrokenError(_BROKEN)
+
+
+def _decrypted(source: _Pieces, dek: bytes, context: bytes, size: int) -> Iterator[bytes]:
+    """The message's plaintext; authentic only once it has ended."""
+    left = size - _HEADER_BYTES
+    try:
+        cipher = Cobblestone256Decryptor(dek, context)
+        for piece in source:
+            left -= len(piece)
+            if left < 0:
+                break
+            yield cipher.update(piece)
+        if left:
+            raise SealBrokenError(_BROKEN)
+        yield cipher.finalize()
+    except (InvalidTag, ValueError) as error:
+        raise SealBrokenError(_BROKEN) from error
+
+
+def _unpacked(packed: _Pieces, size: bytes) -> Iterator[bytes]:
+    """Decompresses exactly one frame, which declares ``size`` bytes (in decimal)."""
+    head = packed.exactly(_FRAME_HEAD_BYTES)
+    try:
+        if b"%d" % zstandard.frame_content_size(head) != size:
+            raise SealBrokenError(_BROKEN)
+        unpacker = zstandard.ZstdDecompressor().decompressobj()
+        while head:
+            # A block of 128 KiB may lie in 4 bytes, and a call gives all of its input's blocks at once.
+            piece = memoryview(unpacker.decompress(head))
+            for at in range(0, len(piece), PIECE_BYTES):
+                yield bytes(piece[at : at + PIECE_BYTES])
+            head = packed.read(_FRAME_PIECE_BYTES)
+            if unpacker.eof and (head or unpacker.unused_data):
+                raise SealBrokenError(_BROKEN)
+        if not unpacker.eof:
+            raise SealBrokenError(_BROKEN)
+    except zstandard.ZstdError as error:
+        raise SealBrokenError(_BROKEN) from error
 
 
 def open_original(
