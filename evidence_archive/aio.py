@@ -9,14 +9,15 @@ import os
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, BinaryIO, ParamSpec, Self, TypeVar
 
 from evidence_archive.archive import Archive
+from evidence_archive.envelopes import Collected
 from evidence_archive.model import Principal, Receipt, Restored, ResultInfo, SessionStats
 from evidence_archive.policy import Policy
-from evidence_archive.ports import Clock, KeyProvider, TokenCounter
+from evidence_archive.ports import Clock, KeyProvider, ObjectStore, TokenCounter
 from evidence_archive.session import Session
-from evidence_archive.vault import AuditReport
+from evidence_archive.vault import INLINE_SIZE_MAX, AuditReport
 
 __all__ = ["AsyncArchive", "AsyncSession"]
 
@@ -125,6 +126,7 @@ class AsyncSession:
         pattern: str | None = None,
         context_lines: int | None = None,
         pointer: str | None = None,
+        byte_range: str | None = None,
         reason: str | None = None,
     ) -> Restored:
         """See :meth:`evidence_archive.Session.restore`.
@@ -139,6 +141,7 @@ class AsyncSession:
             pattern=pattern,
             context_lines=context_lines,
             pointer=pointer,
+            byte_range=byte_range,
             reason=reason,
         )
 
@@ -197,7 +200,8 @@ class AsyncArchive:
         *,
         keys: str | os.PathLike[str] | KeyProvider,
         policy: str | os.PathLike[str] | Policy | None = None,
-        objects: None = None,
+        objects: str | os.PathLike[str] | ObjectStore | None = None,
+        inline_size_max: int = INLINE_SIZE_MAX,
         create: bool = True,
         counter: TokenCounter | None = None,
         clock: Clock | None = None,
@@ -205,10 +209,19 @@ class AsyncArchive:
         """See :meth:`evidence_archive.Archive.open`.
 
         Raises:
-            PolicyError, KeyringError, StoreError, UnsupportedVersionError: as there.
+            PolicyError, KeyringError, StoreError, FormatError, UnsupportedVersionError: as there.
         """
         return cls(
-            Archive.open(url, keys=keys, policy=policy, objects=objects, create=create, counter=counter, clock=clock)
+            Archive.open(
+                url,
+                keys=keys,
+                policy=policy,
+                objects=objects,
+                inline_size_max=inline_size_max,
+                create=create,
+                counter=counter,
+                clock=clock,
+            )
         )
 
     def __repr__(self) -> str:
@@ -250,6 +263,7 @@ class AsyncArchive:
         pattern: str | None = None,
         context_lines: int | None = None,
         pointer: str | None = None,
+        byte_range: str | None = None,
         reason: str | None = None,
     ) -> Restored:
         """See :meth:`evidence_archive.Archive.restore`.
@@ -266,8 +280,35 @@ class AsyncArchive:
             pattern=pattern,
             context_lines=context_lines,
             pointer=pointer,
+            byte_range=byte_range,
             reason=reason,
         )
+
+    async def restore_to(
+        self,
+        file: BinaryIO,
+        session_id: str,
+        result_id: str,
+        *,
+        principal: Principal,
+        reason: str | None = None,
+    ) -> Restored:
+        """See :meth:`evidence_archive.Archive.restore_to`.
+
+        Raises:
+            NotAvailableError, FormatError, SealBrokenError, KeyringError, StoreError, MisuseError, OSError: as there.
+        """
+        return await self._verbs.awaited(
+            self._archive.restore_to, file, session_id, result_id, principal=principal, reason=reason
+        )
+
+    async def collect(self, *, principal: Principal) -> Collected:
+        """See :meth:`evidence_archive.Archive.collect`.
+
+        Raises:
+            NotAvailableError, KeyringError, StoreError, IntegrityError, MisuseError: as there.
+        """
+        return await self._verbs.awaited(self._archive.collect, principal=principal)
 
     async def results(self, session_id: str, *, principal: Principal) -> list[ResultInfo]:
         """See :meth:`evidence_archive.Archive.results`.

@@ -14,12 +14,12 @@ from evidence_archive.errors import (
     NotAvailableError,
     UnsupportedVersionError,
 )
-from evidence_archive.excerpt import Selector, line_count, parse_selector
-from evidence_archive.model import Content, Restored, Target, ToolCall, format_result_id, parse_result_id, text_of
+from evidence_archive.excerpt import Selector, parse_selector
+from evidence_archive.model import Content, Target, ToolCall, format_result_id, parse_result_id, text_of
 from evidence_archive.ports import ResultRow, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.records import Records
-from evidence_archive.restoring import Found, Opened, Restoring, part_of
+from evidence_archive.restoring import Found, Opened, Restoring
 from evidence_archive.vault import facts_of
 
 __all__ = ["Answering"]
@@ -159,13 +159,15 @@ class Answering:
             result_id,
             also=self._records.also(call, not_available, "error"),
         )
-        opened = restoring.opened(self._records.principal, found)
         selector = restoring.selected(found, selector)
-        part = part_of(opened, selector, self._records.dialect, self._records.limits.pattern_matches_max)
+        tokens_max = self._records.limits.restore_tokens_max
+        part = restoring.opened(
+            self._records.principal, found, selector, self._records.dialect, tokens_max=tokens_max
+        )
         origin, number = found.origin, found.row.number
-        tokens = self._records.tokens_of(part.content)
-        if tokens > self._records.limits.restore_tokens_max:
-            return self._refused(call, number, "too_large", self._too_large(found, opened, part, tokens))
+        tokens = origin.tokens if part.content is None else self._records.tokens_of(part.content)
+        if tokens > tokens_max:
+            return self._refused(call, number, "too_large", self._too_large(found, part, tokens))
         now_us = self._records.clock.now_us()
         live = vault.policy.live(facts_of(origin).tools)
         max_age = None if live is None else live.max_age_seconds
@@ -196,14 +198,13 @@ class Answering:
         restoring.granted(self._records.principal, found, part=selector.kind, reason=reason, also=copied)
         return content
 
-    def _too_large(self, found: Found, opened: Opened, part: Restored, tokens: int) -> str:
-        text = self._records.dialect.plain_text(opened.content)
+    def _too_large(self, found: Found, part: Opened, tokens: int) -> str:
         return notes.too_large_text(
             number=found.row.number,
             what=part.part or f"whole original, {found.origin.size_chars} characters",
             tokens=tokens,
             tokens_estimated=self._records.counter.estimated,
             tokens_max=self._records.limits.restore_tokens_max,
-            lines=None if text is None else line_count(text),
-            is_json=text is not None and text.lstrip()[:1] in ("{", "["),
+            lines=part.lines,
+            is_json=part.is_json,
         )

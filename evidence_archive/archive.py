@@ -4,10 +4,11 @@ import os
 import re
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from evidence_archive.clock import SystemClock
 from evidence_archive.dialects import dialect as dialect_named
+from evidence_archive.envelopes import Collected, Envelopes
 from evidence_archive.errors import FormatError, MisuseError, NotAvailableError, SealBrokenError, StoreBusyError
 from evidence_archive.excerpt import parse_selector
 from evidence_archive.keys import open_provider
@@ -21,13 +22,25 @@ from evidence_archive.model import (
     text_of,
 )
 from evidence_archive.policy import Policy
-from evidence_archive.ports import Clock, Entropy, KeyProvider, ScopeRow, SessionRow, Store, TokenCounter, Writer
+from evidence_archive.ports import (
+    Clock,
+    Entropy,
+    KeyProvider,
+    ObjectStore,
+    ScopeRow,
+    SessionRow,
+    Store,
+    TokenCounter,
+    Writer,
+)
 from evidence_archive.proof import leaf as audit
 from evidence_archive.records import Records
-from evidence_archive.restoring import Restoring, part_of
+from evidence_archive.restoring import Restoring
 from evidence_archive.session import Session
 from evidence_archive.tokens import default_counter
 from evidence_archive.vault import (
+    INLINE_SIZE_LIMIT,
+    INLINE_SIZE_MAX,
     OTHER_PROCESS,
     AuditReport,
     Surroundings,
@@ -54,8 +67,14 @@ class Archive:
         store: satisfies :class:`evidence_archive.Store`.
         keys: a key provider.
         policy: the rules.
+        objects: satisfies :class:`evidence_archive.ObjectStore`; for originals above ``inline_size_max`` bytes. None:
+            all lie in the store.
+        inline_size_max: 0 to 64 MiB.
         counter: counts tokens; tiktoken's ``o200k_base`` by default.
         clock, entropy: for tests.
+
+    Raises:
+        FormatError: ``inline_size_max`` is out of bounds.
     """
 
     def __init__(
@@ -64,13 +83,24 @@ class Archive:
         *,
         keys: KeyProvider,
         policy: Policy,
+        objects: ObjectStore | None = None,
+        inline_size_max: int = INLINE_SIZE_MAX,
         counter: TokenCounter | None = None,
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
+        if type(inline_size_max) is not int or not 0 <= inline_size_max <= INLINE_SIZE_LIMIT:
+            raise FormatError(f"inline_size_max is a whole number of bytes from 0 to {INLINE_SIZE_LIMIT}.")
         self.policy = policy
         self._around = Surroundings(
-            store, keys, policy, counter or default_counter(), clock or SystemClock(), entropy
+            store,
+            keys,
+            policy,
+            counter or default_counter(),
+            clock or SystemClock(),
+            entropy,
+            objects,
+            inline_size_max,
         )
         self._vaults: dict[str, Vault] = {}
         self._opening: dict[str, threading.Lock] = {}
@@ -86,7 +116,8 @@ class Archive:
         *,
         keys: str | os.PathLike[str] | KeyProvider,
         policy: str | os.PathLike[str] | Policy | None = None,
-        objects: None = None,
+        objects: str | os.PathLike[str] | ObjectStore | None = None,
+        inline_size_max: int = INLINE_SIZE_MAX,
         create: bool = True,
         counter: TokenCounter | None = None,
         clock: Clock | None = None,
@@ -97,7 +128,10 @@ class Archive:
             url: ``sqlite:///evidence.db`` (four slashes for an absolute path).
             keys: path of a key file made by ``evidence-archive keys new``, ``"env:NAME"``, or a provider.
             policy: path of a TOML file, a policy, or ``None`` for the built-in default.
-            objects: has to be ``None``; originals lie in the database, up to ``original_bytes_max`` each.
+            objects: where originals above ``inline_size_max`` lie: a directory, ``s3://bucket/prefix``, or an object
+                store of your own. ``None`` is the directory ``evidence.db.objects`` beside an SQLite database, made
+                when it is needed; with PostgreSQL it means that all lie in the database, up to 64 MiB each.
+            inline_size_max: largest original that lies in the database, in bytes, 0 to 64 MiB.
             create: make the database where it does not exist.
             counter, clock: instead of tiktoken and the system's clock.
 
@@ -105,20 +139,40 @@ class Archive:
             PolicyError: the policy cannot be used.
             KeyNotFoundError, KeyringError: the keys are missing, malformed, or readable by others.
             StoreUnavailableError: the database cannot be reached, or is missing and ``create`` is false.
-            StoreError: the URL cannot be used.
+            StoreError: the URL cannot be used, or the object store is not fit for it.
+            FormatError: ``inline_size_max`` is out of bounds.
             UnsupportedVersionError: a newer version of this library wrote the database.
         """
-        if objects is not None:
-            raise FormatError("This version stores originals in the database: leave objects at None.")
         if policy is None:
             policy = Policy.default()
         elif not isinstance(policy, Policy):
             policy = Policy.load(policy)
         provider = open_provider(keys)
+        from evidence_archive.objects import open_objects
+        from evidence_archive.objects.late import LateObjects
         from evidence_archive.store import open_store  # loads SQLAlchemy, which importing the package must not
 
         store = open_store(url, create=create, wait_ms=policy.limits.store_wait_ms_max)
-        archive = cls(store, keys=provider, policy=policy, counter=counter, clock=clock)
+        try:
+            kept: ObjectStore | None
+            if objects is not None:
+                kept = open_objects(objects, create=create)
+            elif (beside := store.beside) is not None:
+                kept = LateObjects("directory", lambda may_make: open_objects(beside, create=may_make and create))
+            else:
+                kept = None
+            archive = cls(
+                store,
+                keys=provider,
+                policy=policy,
+                objects=kept,
+                inline_size_max=inline_size_max,
+                counter=counter,
+                clock=clock,
+            )
+        except BaseException:
+            store.close()
+            raise
         archive._url = _PASSWORD.sub("://", url)
         return archive
 
@@ -145,6 +199,8 @@ class Archive:
             for vault in self._vaults.values():
                 vault.closed = True
             self._around.store.close()
+            if self._around.objects is not None:
+                self._around.objects.close()
 
     def _vault(self, principal: Principal, *, create: bool = False) -> Vault:
         if not isinstance(principal, Principal):
@@ -212,6 +268,7 @@ class Archive:
         pattern: str | None = None,
         context_lines: int | None = None,
         pointer: str | None = None,
+        byte_range: str | None = None,
         reason: str | None = None,
     ) -> Restored:
         """The exact original of any session of the principal's org that the policy opens to it, or a part of it.
@@ -223,6 +280,8 @@ class Archive:
             session_id, result_id: whose and which; malformed ones are simply unknown.
             principal: who asks.
             lines, pattern, context_lines, pointer: at most one selector, as in ``restore_evidence``.
+            byte_range: instead of them, exact bytes such as ``"0-4095"``, counted from 0, both ends included; the
+                content is then ``bytes``: of UTF-8 for a text, of compact JSON for a list of parts.
             reason: at most 2,000 characters; kept sealed with the audit entry.
 
         Raises:
@@ -233,19 +292,65 @@ class Archive:
             KeyringError, StoreError: keys or store are not at hand; nothing was released.
             MisuseError: the archive was closed, or opened in another process.
         """
-        selector = parse_selector(lines, pattern, context_lines, pointer)
+        selector = parse_selector(lines, pattern, context_lines, pointer, byte_range)
         vault = self._vault(principal)
         restoring = Restoring(vault)
         found = restoring.find(principal, session_id, result_id)
-        opened = restoring.opened(principal, found)
-        restored = part_of(
-            opened,
-            restoring.selected(found, selector),
-            dialect_named(found.session.dialect),
-            self.policy.limits.pattern_matches_max,
-        )
+        chosen = restoring.selected(found, selector)
+        opened = restoring.opened(principal, found, chosen, dialect_named(found.session.dialect))
         restoring.granted(principal, found, part=selector.kind, reason=reason)
+        return opened.restored()
+
+    def restore_to(
+        self,
+        file: BinaryIO,
+        session_id: str,
+        result_id: str,
+        *,
+        principal: Principal,
+        reason: str | None = None,
+    ) -> Restored:
+        """As :meth:`restore`, with the exact bytes of the whole original written to a file, a few MiB in memory.
+
+        The original is read twice where it lies outside the database: the first time it is checked as a whole, the
+        second time, once the grant is in the audit log, it is written, each piece checked in its place again.
+
+        Args:
+            file: open for writing bytes; UTF-8 (``surrogatepass``) for a text, compact JSON for a list of parts.
+            session_id, result_id, principal, reason: as in :meth:`restore`.
+
+        Returns:
+            What was restored, with ``content`` ``None``.
+
+        Raises:
+            NotAvailableError, FormatError, SealBrokenError, KeyringError, StoreError, MisuseError: as
+                :meth:`restore`; if the second reading fails, what the file holds is authentic, but not the whole.
+            OSError: from the file.
+        """
+        vault = self._vault(principal)
+        restoring = Restoring(vault)
+        found = restoring.find(principal, session_id, result_id)
+        restored = restoring.looked_at(principal, found)
+        restoring.granted(principal, found, part=None, reason=reason)
+        restoring.released_to(principal, found, file.write)
         return restored
+
+    def collect(self, *, principal: Principal) -> Collected:
+        """Delete what batches that never came to their end left in the object store.
+
+        Runs by itself after batches with large originals, too. Nothing that was archived is ever touched; a batch has
+        hours for its end before what it stored so far counts as left behind.
+
+        Args:
+            principal: whose org.
+
+        Raises:
+            NotAvailableError: there is no such org here.
+            FormatError: the principal is none.
+            KeyringError, StoreError, IntegrityError: keys, store or stored bytes are not as they should be.
+            MisuseError: the archive was closed, or opened in another process.
+        """
+        return Envelopes(self._vault(principal)).collect()
 
     def results(self, session_id: str, *, principal: Principal) -> list[ResultInfo]:
         """What a session holds, for its owner and for whoever may restore at least one of its originals.

@@ -8,17 +8,20 @@ from typing import Any
 
 from evidence_archive import notes
 from evidence_archive.batch import Candidate, Item, decide
+from evidence_archive.envelopes import Envelopes, Outside
 from evidence_archive.errors import (
     BatchRejectedError,
     EvidenceArchiveError,
     FormatError,
     IntegrityError,
     SealBrokenError,
+    StoreBusyError,
     StoreError,
 )
 from evidence_archive.matching import NOTE
 from evidence_archive.model import (
     Encoded,
+    Exact,
     Facts,
     Receipt,
     Target,
@@ -31,13 +34,16 @@ from evidence_archive.model import (
     parse_result_id,
     text_of,
 )
-from evidence_archive.ports import BatchRow, ResultRow, StoredOriginal
+from evidence_archive.ports import BatchRow, ResultRow, SessionRow, StoredOriginal, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.records import TOOL_NAME_CHARS_MAX, Records, clone, rendering
 from evidence_archive.sealing.envelope import seal_original
 from evidence_archive.sealing.keyring import close_original, request_tag
 
 __all__ = ["Archiving"]
+
+TRUST = "tool-output"
+"""What every original is: the output of a tool, which nobody vouches for."""
 
 COMMIT_TRIES_MAX = 20
 """How often a batch is prepared anew because another process changed the session meanwhile."""
@@ -49,7 +55,7 @@ class _Draft:
 
     candidate: Candidate
     row: ResultRow
-    encoded: Encoded | None
+    encoded: Exact | None
     facts: Facts
     note: str
 
@@ -59,7 +65,7 @@ class _Prepared:
     """One target, sealed and ready for the transaction."""
 
     row: ResultRow
-    original: StoredOriginal | None
+    original: StoredOriginal | Outside | None
     note: str
 
 
@@ -72,6 +78,9 @@ class Archiving:
 
     def __init__(self, records: Records) -> None:
         self._records = records
+        self._envelopes = Envelopes(records.vault)
+        self._ending = False
+        """Whether a transaction got as far as its end, so that an error leaves open what became of it."""
 
     def archive(self, items: tuple[Item, ...], call: ToolCall | None, key: str | None) -> tuple[Receipt, str]:
         """The one write path: decide, seal, commit; the receipt and its text.
@@ -82,7 +91,7 @@ class Archiving:
             key: a program's idempotency key.
 
         Raises:
-            BatchRejectedError: NOTHING was archived.
+            BatchRejectedError: NOTHING was archived, unless its reason is ``unknown``.
             FormatError: the key was used with another batch.
             KeyringError: the keys are not at hand.
         """
@@ -92,6 +101,8 @@ class Archiving:
             call_id if call_id is not None else (key or "").encode() or self._records.vault.around.entropy(16),
             [(item.id, item.note) for item in items],
         )
+        outside: dict[int, Outside] = {}
+        self._ending = False
         try:
             for _ in range(COMMIT_TRIES_MAX):
                 self._records.refresh(self._records.vault.store_wait_ms)
@@ -105,9 +116,12 @@ class Archiving:
                         reason="suspended",
                     )
                 try:
-                    done = self._commit(items, call, tag, key)
+                    done = self._commit(items, call, tag, key, outside)
+                except StoreBusyError:  # rolled back, even at its end
+                    self._ending = False
+                    raise
                 except StoreError:
-                    done = self._committed(tag, key, call)
+                    done = self._committed(tag, key, call) if self._ending else None
                     if done is None:
                         raise
                 if done is not None:
@@ -120,9 +134,12 @@ class Archiving:
             )
         except StoreError as error:
             self._records.trouble(error)
-            raise BatchRejectedError(
-                f"Nothing was archived: {str(error)[0].lower()}{str(error)[1:]}", reason="store_unavailable"
-            ) from error
+            told = f"{str(error)[0].lower()}{str(error)[1:]}"
+            if self._ending:
+                raise BatchRejectedError(
+                    f"It is not known whether the batch was archived, the next view tells: {told}", reason="unknown"
+                ) from error
+            raise BatchRejectedError(f"Nothing was archived: {told}", reason="store_unavailable") from error
         except IntegrityError as error:
             self._records.trouble(error)
             raise BatchRejectedError(
@@ -131,32 +148,57 @@ class Archiving:
             ) from error
 
     def _committed(self, tag: bytes, key: str | None, call: ToolCall | None) -> tuple[Receipt, str] | None:
-        """The batch, where a commit that was reported as failed took place."""
+        """The batch, where a commit that was reported as failed took place.
+
+        It is looked up under the lock that the commit held: what is not there then, will not come later.
+        """
+        seen: list[BatchRow | None] = []
+        with suppress(EvidenceArchiveError):
+            self._records.vault.transact(
+                lambda writer: seen.append(writer.batch(self._records.keys.scope_id, tag, key))
+            )
+        if not seen:
+            return None
+        self._ending = False
+        row = seen[-1]
+        if row is None:
+            return None
         with suppress(EvidenceArchiveError):
             self._records.refresh(self._records.limits.view_wait_ms_max)
-            return self._replayed(tag, key, call)
-        return None
+        return self._receipt(row, tag, call)
 
     def _replayed(self, tag: bytes, key: str | None, call: ToolCall | None) -> tuple[Receipt, str] | None:
         with self._records.vault.store.peeking(self._records.vault.store_wait_ms) as reader:
             row = reader.batch(self._records.keys.scope_id, tag, key)
-        if row is None:
-            return None
+        return None if row is None else self._receipt(row, tag, call)
+
+    def _receipt(self, row: BatchRow, tag: bytes, call: ToolCall | None) -> tuple[Receipt, str]:
         if row.request_tag != tag:
             raise FormatError("This idempotency key was used with another batch: use a new key for new content.")
         receipt = _receipt_of(row)
         return receipt, self._receipt_text(receipt, call)
 
     def _commit(
-        self, items: tuple[Item, ...], call: ToolCall | None, tag: bytes, key: str | None
+        self,
+        items: tuple[Item, ...],
+        call: ToolCall | None,
+        tag: bytes,
+        key: str | None,
+        outside: dict[int, Outside],
     ) -> tuple[Receipt, str] | None:
-        """One try; ``None`` when another process changed the session since it was looked at."""
+        """One try; ``None`` when another process changed the session since it was looked at.
+
+        Args:
+            items, call, tag, key: the batch.
+            outside: what earlier tries put into objects, by result number; what still fits is not put again.
+        """
         now_us, batch_id = self._records.clock.now_us(), self._records.vault.around.entropy(16)
         drafts = self._drafts(items, now_us, batch_id)
         self._refuse_unless_ok(items, drafts)
+        self._put(drafts, outside)
         random = memoryview(self._records.vault.around.entropy(64 * len(items)))
         prepared = [
-            self._prepared(drafts[item.id], item.note, random[64 * at : 64 * at + 64].tobytes())
+            self._prepared(drafts[item.id], item.note, random[64 * at : 64 * at + 64].tobytes(), outside)
             for at, item in enumerate(items)
         ]
         receipt = Receipt(
@@ -171,7 +213,11 @@ class Archiving:
             "results": [format_result_id(one.row.number) for one in prepared],
             "envelopes": [one.row.envelope_sha256.hex() if one.row.envelope_sha256 else None for one in prepared],
         }
-        with self._records.vault.store.writing(self._records.vault.store_wait_ms, audited=True) as writer:
+        inline = [one.original for one in prepared if isinstance(one.original, StoredOriginal)]
+        stored = [one.original for one in prepared if isinstance(one.original, Outside)]
+
+        def committed(writer: Writer) -> tuple[SessionRow, list[ResultRow]] | None:
+            self._ending = False
             row = self._records.session_under_lock(writer)
             if row.version != self._records.row.version:
                 return None
@@ -180,7 +226,8 @@ class Archiving:
             row.tokens_saved += receipt.tokens_saved
             for one in prepared:
                 one.row.version = row.version
-            writer.insert_originals([one.original for one in prepared if one.original is not None])
+            writer.insert_originals(inline)
+            self._envelopes.keep(writer, stored)
             writer.update_results([one.row for one in prepared])
             writer.insert_batch(
                 BatchRow(row.scope_id, batch_id, tag, key, json.dumps(_receipt_data(receipt)), now_us)
@@ -189,6 +236,13 @@ class Archiving:
             writer.insert_results(own)
             writer.update_session(row)
             writer.append([self._records.leaf(audit.BATCH_ACCEPTED, batch_id=batch_id.hex(), details=details)])
+            self._ending = True
+            return row, own
+
+        changed = self._records.vault.transact(committed)
+        if changed is None:
+            return None
+        row, own = changed
         self._records.notes.update((one.row.number, one.note) for one in prepared)
         self._records.absorb([*(one.row for one in prepared), *own])
         self._records.row = row
@@ -198,7 +252,26 @@ class Archiving:
             results=details["results"],
             tokens_saved=receipt.tokens_saved,
         )
+        if stored:
+            self._envelopes.tidy()
         return receipt, text
+
+    def _put(self, drafts: Mapping[str, _Draft], outside: dict[int, Outside]) -> None:
+        """Large originals into objects, unless an earlier try put just them."""
+        new = []
+        for draft in drafts.values():
+            row, encoded = draft.row, draft.encoded
+            if row.origin is not None or encoded is None or not self._envelopes.is_outside(encoded.size_bytes):
+                continue
+            slot, acl = self._records.vault.slot(self._records.id, row), self._acl(row)
+            put = outside.get(row.number)
+            if put is None or (put.slot, put.acl, put.encoded.digest) != (slot, acl, encoded.digest):
+                new.append((row.number, self._envelopes.sealing(slot, encoded, acl, TRUST)))
+        self._envelopes.put([one for _, one in new])
+        outside.update(new)
+
+    def _acl(self, row: ResultRow) -> bytes:
+        return ce(self._records.row.subject, row.sensitivity, row.kind)
 
     def _receipt_text(self, receipt: Receipt, call: ToolCall | None) -> str:
         if call is None:
@@ -213,7 +286,7 @@ class Archiving:
             items,
             {result_id: draft.candidate for result_id, draft in drafts.items()},
             note_chars_max=self._records.limits.note_chars_max,
-            original_bytes_max=self._records.limits.original_bytes_max,
+            original_bytes_max=self._records.vault.original_bytes_max,
             last_id=self._records.last_id,
         )
         bad = [target for target in targets if target.status != "ok"]
@@ -284,36 +357,39 @@ class Archiving:
             note,
         )
 
-    def _prepared(self, draft: _Draft, words: str, random: bytes) -> _Prepared:
+    def _prepared(self, draft: _Draft, words: str, random: bytes, outside: Mapping[int, Outside]) -> _Prepared:
         """One target sealed; a restored copy keeps only its note, because its bytes are kept already."""
         row, vault, keys = draft.row, self._records.vault, self._records.keys
-        original = None
-        dek, original_id, dek_id = b"", None, None
-        if row.origin is None:
+        original: StoredOriginal | Outside | None = outside.get(row.number)
+        dek = b""
+        if isinstance(original, Outside):
+            dek, row.original_id, row.dek_id = original.dek, original.row.original_id, original.dek_id
+            row.envelope_sha256, row.sealed_size = original.envelope_sha256, original.sealed_size
+        elif row.origin is None:
             if draft.encoded is None:
                 raise SealBrokenError("A result lost its content while it was archived.")
-            dek, original_id, dek_id = random[:32], random[32:48], random[48:]
-            days = vault.policy.retention_days(draft.facts)
-            row.retention_until_us = None if days is None else (row.archived_at_us or 0) + days * 86_400_000_000
+            dek, row.original_id, row.dek_id = random[:32], random[32:48], random[48:]
             sealed = seal_original(
                 slot=vault.slot(self._records.id, row),
-                encoded=draft.encoded,
+                encoded=Encoded(draft.encoded.data, draft.encoded.encoding),
                 dek=dek,
-                original_id=original_id,
-                dek_id=dek_id,
-                acl=ce(self._records.row.subject, row.sensitivity, row.kind),
-                trust="tool-output",
+                original_id=row.original_id,
+                dek_id=row.dek_id,
+                acl=self._acl(row),
+                trust=TRUST,
             )
-            row.original_id, row.dek_id = original_id, dek_id
             row.envelope_sha256, row.sealed_size = sealed.envelope_sha256, sealed.sealed_size
-            original = StoredOriginal(original_id, sealed.envelope)
+            original = StoredOriginal(row.original_id, sealed.envelope)
+        if original is not None:
+            days = vault.policy.retention_days(draft.facts)
+            row.retention_until_us = None if days is None else (row.archived_at_us or 0) + days * 86_400_000_000
         row.closed = close_original(
             keys.key,
             deployment=vault.deployment,
             org=vault.org,
             scope_id=keys.scope_id,
-            original_id=original_id,
-            dek_id=dek_id,
+            original_id=row.original_id,
+            dek_id=row.dek_id,
             result_id=format_result_id(row.number),
             dek=dek,
             note=words,

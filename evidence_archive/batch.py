@@ -319,7 +319,7 @@ def _unfit(candidate: Candidate, original_bytes_max: int) -> str | None:
         (not candidate.name_fits, "Its tool's name is too long to be kept in full, so it has to stay in view."),
         (
             candidate.size_bytes > original_bytes_max,
-            f"It is larger than {limit}, the limit original_bytes_max for one original.",
+            f"It is larger than {limit}, the limit of one original (original_bytes_max, or less without objects=).",
         ),
     )
     return next((reason for applies, reason in obstacles if applies), None)

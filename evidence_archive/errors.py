@@ -106,11 +106,15 @@ class RejectedTarget(Protocol):
 class BatchRejectedError(EvidenceArchiveError):
     """A batch was refused as a whole: NOTHING was archived.
 
+    With one exception: where the store went away while it committed, and stayed away, the reason is ``unknown``. The
+    next view tells; whichever it is, all of the batch is archived or none of it.
+
     Args:
         message: one sentence for the caller.
         targets: every target of the batch with its status, in the batch's order; empty when the batch as a whole
             was refused.
-        reason: batch-level reason (``empty``, ``too_many``, ``store_unavailable``, ``suspended``), or ``targets``.
+        reason: batch-level reason (``empty``, ``too_many``, ``store_unavailable``, ``suspended``, ``unknown``), or
+            ``targets``.
     """
 
     exit_code = 11

@@ -1,4 +1,4 @@
-"""Exact parts of an original: lines, the matches of a literal pattern, the value at a JSON pointer.
+"""Exact parts of an original: lines, bytes, the matches of a literal pattern, the value at a JSON pointer.
 
 Nothing is cut silently: a part says how much of how much it is. Work is linear in the length of the text.
 """
@@ -11,7 +11,7 @@ from json.encoder import encode_basestring
 
 from evidence_archive.errors import FormatError
 
-__all__ = ["WHOLE", "Excerpt", "Selector", "excerpt", "line_count", "parse_selector"]
+__all__ = ["WHOLE", "Cut", "Excerpt", "Selector", "excerpt", "line_count", "parse_selector"]
 
 PATTERN_CHARS_MAX = 1_000
 POINTER_CHARS_MAX = 1_000
@@ -19,6 +19,7 @@ CONTEXT_LINES_MAX = 50
 CONTEXT_LINES_DEFAULT = 2
 
 _LINES = re.compile(r"([1-9][0-9]{0,17})(?:-([1-9][0-9]{0,17}))?", re.ASCII)
+_BYTES = re.compile(r"(0|[1-9][0-9]{0,17})-(0|[1-9][0-9]{0,17})", re.ASCII)
 _INDEX = re.compile(r"0|[1-9][0-9]{0,17}", re.ASCII)
 # A low half behind a high one to which it is not joined stays as it is: both escaped, a reader would join them.
 _LONE = re.compile("(?<![\ud800-\udbff])[\udc00-\udfff]|[\ud800-\udbff]")
@@ -28,39 +29,43 @@ _ESCAPED = re.compile(r"(?:[ -\[\]-~]|\\(?:[\\tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Which part of an original; at most one of ``lines``, ``pattern`` and ``pointer`` is set.
+    """Which part of an original; at most one of ``lines``, ``pattern``, ``pointer`` and ``byte_range`` is set.
 
     Args:
         lines: first and last line, from 1, both included.
         pattern: literal text of 1 to 1,000 characters; it may span lines.
         context_lines: lines around a match, 0 to 50; 0 without a pattern.
         pointer: JSON pointer (RFC 6901); ``""`` is the whole document.
+        byte_range: first and last byte, from 0, both included (as in RFC 9110, section 14.1.2).
     """
 
     lines: tuple[int, int] | None = None
     pattern: str | None = field(default=None, repr=False)
     context_lines: int = 0
     pointer: str | None = field(default=None, repr=False)
+    byte_range: tuple[int, int] | None = None
 
     @property
     def is_whole(self) -> bool:
         """Whether the whole original is asked for."""
-        return self.lines is None and self.pattern is None and self.pointer is None
+        return self.kind is None
 
     @property
     def kind(self) -> str | None:
-        """``lines``, ``pattern`` or ``pointer``; ``None`` for the whole original."""
+        """``lines``, ``pattern``, ``pointer`` or ``bytes``; ``None`` for the whole original."""
         if self.lines is not None:
             return "lines"
         if self.pattern is not None:
             return "pattern"
+        if self.byte_range is not None:
+            return "bytes"
         return None if self.pointer is None else "pointer"
 
     def canonical(self) -> str | None:
         """One ASCII line that stands for the selector in storage, ``None`` for the whole original.
 
         ``lines:10-40``, ``pattern:2:text`` or ``pointer:/items/3``, the free text in Python's ``unicode_escape``,
-        which keeps lone surrogates apart.
+        which keeps lone surrogates apart. Bytes have none: no copy is stored of them, because a model has no bytes.
         """
         if self.lines is not None:
             return f"lines:{self.lines[0]}-{self.lines[1]}"
@@ -107,7 +112,11 @@ def _unescaped(text: str) -> str:
 
 
 def parse_selector(
-    lines: object = None, pattern: object = None, context_lines: object = None, pointer: object = None
+    lines: object = None,
+    pattern: object = None,
+    context_lines: object = None,
+    pointer: object = None,
+    byte_range: object = None,
 ) -> Selector:
     """The selector that the arguments of a restore describe; ``None`` is an argument that is not given.
 
@@ -116,10 +125,15 @@ def parse_selector(
         pattern: literal text, 1 to 1,000 characters.
         context_lines: 0 to 50, only with a pattern; 2 when not given.
         pointer: JSON pointer (RFC 6901) of up to 1,000 characters; ``""`` is the whole document.
+        byte_range: ``"0-4095"``, from 0, both ends included.
 
     Raises:
         FormatError: an argument is malformed, or more than one selector is given.
     """
+    if byte_range is not None:
+        if not lines is pattern is context_lines is pointer is None:
+            raise FormatError("Use byte_range alone; give None for the other selectors.")
+        return Selector(byte_range=_byte_range(byte_range))
     if sum(value is not None for value in (lines, pattern, pointer)) > 1:
         raise FormatError("Use at most one of lines, pattern and pointer; give null for the others.")
     context = _context_lines(context_lines, pattern is not None)
@@ -158,6 +172,13 @@ def _lines(value: object) -> tuple[int, int]:
     return first, last
 
 
+def _byte_range(value: object) -> tuple[int, int]:
+    match = _BYTES.fullmatch(value) if isinstance(value, str) else None
+    if match is None or int(match[2]) < int(match[1]):
+        raise FormatError('byte_range must be a string such as "0-4095", counted from 0, first before last, or None.')
+    return int(match[1]), int(match[2])
+
+
 def _steps(pointer: object) -> list[str]:
     """The reference tokens of a JSON pointer, unescaped (RFC 6901, sections 3 and 4)."""
     if not isinstance(pointer, str) or len(pointer) > POINTER_CHARS_MAX or _POINTER.fullmatch(pointer) is None:
@@ -175,12 +196,10 @@ class Excerpt:
     Args:
         text: the part.
         what: how much of how much, in words; of the request it repeats line numbers and the pointer.
-        whole: whether it is the whole original, untouched.
     """
 
     text: str = field(repr=False)
     what: str
-    whole: bool
 
 
 def line_count(text: str) -> int:
@@ -198,31 +217,96 @@ def excerpt(text: str, selector: Selector, *, matches_max: int) -> Excerpt:
 
     Args:
         text: the whole original.
-        selector: from :func:`parse_selector`.
+        selector: from :func:`parse_selector`, for a part of a text.
         matches_max: most matches shown, at least 1; the rest are counted.
 
     Raises:
         FormatError: the lines or the pointer's value are not there, or the text is not JSON.
     """
     if selector.lines is not None:
-        return _line_range(text, *selector.lines)
+        cut = Cut(selector)
+        cut.take(text.encode("utf-8", "surrogatepass"))
+        return cut.lines()
     if selector.pattern is not None:
         return _matches(text, selector.pattern, selector.context_lines, matches_max)
     if selector.pointer is not None:
         return _pointed(text, selector.pointer)
-    return Excerpt(text, f"whole original, {len(text)} characters", True)
+    return Excerpt(text, f"whole original, {len(text)} characters")
 
 
 # --- lines ------------------------------------------------------------------------------------------------------
 
 
-def _line_range(text: str, first: int, last: int) -> Excerpt:
-    total = line_count(text)
-    if last > total:
-        raise FormatError(f"The original has {total} lines; ask for lines within 1-{total}.")
-    start = _skip(text, 0, first - 1)
-    named = f"line {first}" if first == last else f"lines {first}-{last}"
-    return Excerpt(text[start : _skip(text, start, last - first + 1)], f"{named} of {total}", False)
+class Cut:
+    """A part of exact bytes that come in pieces: lines of UTF-8, or bytes; nothing but the part is held in memory.
+
+    Args:
+        selector: of lines or bytes; any other selects nothing, and the bytes are only counted.
+    """
+
+    def __init__(self, selector: Selector) -> None:
+        self._selector = selector
+        self._kept = bytearray()
+        self._ends = 0
+        self._last = b""
+        self.size_bytes = 0
+        self.first = b""
+
+    def take(self, piece: bytes) -> None:
+        """The next bytes."""
+        if not piece:
+            return
+        start = end = 0
+        if self._selector.lines is not None:
+            first, last = self._selector.lines
+            # No byte of a longer UTF-8 sequence is a line feed.
+            start, end = _after(piece, first - 1 - self._ends), _after(piece, last - self._ends)
+        elif self._selector.byte_range is not None:
+            first, last = self._selector.byte_range
+            start, end = max(first - self.size_bytes, 0), max(last + 1 - self.size_bytes, 0)
+        self._kept += piece[start:end]
+        self._ends += piece.count(b"\n")
+        self.first = self.first or piece.lstrip()[:1]
+        self._last = piece[-1:]
+        self.size_bytes += len(piece)
+
+    @property
+    def line_count(self) -> int:
+        """Lines so far, as :func:`line_count` counts them."""
+        return self._ends + (self._last not in (b"", b"\n"))
+
+    def lines(self) -> Excerpt:
+        """The lines that were selected, once all bytes were taken.
+
+        Raises:
+            FormatError: they are not there.
+        """
+        first, last = self._selector.lines or (1, 0)
+        if last > self.line_count:
+            raise FormatError(f"The original has {self.line_count} lines; ask for lines within 1-{self.line_count}.")
+        named = f"line {first}" if first == last else f"lines {first}-{last}"
+        return Excerpt(self._kept.decode("utf-8", "surrogatepass"), f"{named} of {self.line_count}")
+
+    def bytes(self) -> tuple[bytes, str]:
+        """The bytes that were selected, and which they are in words, once all were taken.
+
+        Raises:
+            FormatError: they are not there.
+        """
+        first, last = self._selector.byte_range or (0, -1)
+        if last >= self.size_bytes:
+            raise FormatError(f"The original has {self.size_bytes} bytes; ask for bytes below that, counted from 0.")
+        return bytes(self._kept), f"bytes {first}-{last} of {self.size_bytes}"
+
+
+def _after(piece: bytes, lines: int) -> int:
+    """Where the bytes go on after so many line feeds; their end if they have fewer."""
+    at = 0
+    if lines > piece.count(b"\n"):
+        return len(piece)
+    for _ in range(lines):
+        at = piece.index(b"\n", at) + 1
+    return at
 
 
 def _skip(text: str, at: int, lines: int) -> int:
@@ -282,7 +366,7 @@ def _matches(text: str, pattern: str, context: int, matches_max: int) -> Excerpt
             out.append(f"{line}{':' if line in marked else '-'}{text[at:next_at].removesuffix(chr(10))}")
             at = next_at
         line = end + 1
-    return Excerpt("\n".join(out), what, False)
+    return Excerpt("\n".join(out), what)
 
 
 # --- pointers ---------------------------------------------------------------------------------------------------
@@ -317,7 +401,7 @@ def _pointed(text: str, pointer: str) -> Excerpt:
     steps = _steps(pointer)
     for place, step in enumerate(steps, 1):
         value = _step(value, step, f"Step {place} of {len(steps)} of the pointer")
-    return Excerpt(_json_text(value), f"pointer {pointer}" if pointer else "whole document as JSON", False)
+    return Excerpt(_json_text(value), f"pointer {pointer}" if pointer else "whole document as JSON")
 
 
 def _step(value: object, step: str, place: str) -> object:

@@ -15,6 +15,7 @@ from typing import Any
 from evidence_archive.errors import FormatError
 
 __all__ = [
+    "MEDIA_TYPES",
     "NESTING_MAX",
     "PIECE_BYTES",
     "Content",
@@ -53,6 +54,9 @@ FIELD_BYTES_MAX = 1024
 
 NAME_CHARS_MAX = 256
 """Longest org, subject, role or session id, in characters."""
+
+MEDIA_TYPES = {"text": "text/plain", "parts": "application/json"}
+"""What a content is, by its encoding."""
 
 NESTING_MAX = 64
 """Most lists and dicts inside one another that a content may have to be eligible, the outermost list included."""

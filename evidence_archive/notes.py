@@ -388,6 +388,13 @@ _REJECTIONS = {
 }
 
 
+_UNKNOWN_OUTCOME = (
+    "It is NOT KNOWN whether this batch was archived: the store went away at the last moment. All of it was archived "
+    "or nothing: where it was, notes stand from the next request on, else every original stays in view. Nothing is "
+    "lost; go on."
+)
+
+
 def rejection_text(
     *,
     reason: str,
@@ -400,12 +407,14 @@ def rejection_text(
 
     Args:
         reason: ``targets``, or why the batch was refused as a whole: ``empty``, ``too_many``, ``store_unavailable``,
-            ``suspended``.
+            ``suspended``; ``unknown`` where nobody knows whether it was.
         message: one more sentence, such as the limit that was passed; cut at 300 characters.
         targets: every target of the batch, in its order.
         last_id: newest result ID of the session, or ``None``.
         archivable: results that can be archived now, newest first, as ``(result ID, tool, tokens)``; ten are shown.
     """
+    if reason == "unknown":
+        return _UNKNOWN_OUTCOME
     bad = sum(target.status != "ok" for target in targets)
     why = _REJECTIONS.get(
         reason, f"{bad} of {len(targets)} targets cannot be archived, and a batch is all or nothing"

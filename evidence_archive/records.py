@@ -28,6 +28,7 @@ from evidence_archive.errors import (
 )
 from evidence_archive.matching import LABELLED, ORIGINAL, Place, RecordIndex, Timeline
 from evidence_archive.model import (
+    MEDIA_TYPES,
     Content,
     Exact,
     Facts,
@@ -63,7 +64,6 @@ _ESTIMATED = "e"
 """Ends the stored rendering of a note whose tokens are an estimate: another process may count in another way."""
 
 _VALUES = attrgetter(*(field.name for field in fields(ResultRow)))
-_MEDIA_TYPES = {"text": "text/plain", "parts": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +367,7 @@ class Records:
             own=own,
             kind=kind,
             sensitivity=sensitivity,
-            media_type=_MEDIA_TYPES[encoded.encoding],
+            media_type=MEDIA_TYPES[encoded.encoding],
             size_chars=size_chars,
             size_bytes=encoded.size_bytes,
             tokens=tokens,

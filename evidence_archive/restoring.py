@@ -10,10 +10,11 @@ takes it from them, and no entry is written.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import sha256
+from typing import Any
 
 from evidence_archive.batch import REASON_CHARS_MAX
 from evidence_archive.dialects import Dialect
+from evidence_archive.envelopes import Envelopes
 from evidence_archive.errors import (
     EvidenceArchiveError,
     FormatError,
@@ -23,23 +24,24 @@ from evidence_archive.errors import (
     StoreBusyError,
     UnsupportedVersionError,
 )
-from evidence_archive.excerpt import Selector, excerpt
+from evidence_archive.excerpt import Cut, Selector, excerpt, line_count
 from evidence_archive.model import (
+    MEDIA_TYPES,
     Content,
     Principal,
     Provenance,
     Restored,
     ce,
     decode_exact,
+    encode_exact,
     format_result_id,
     parse_result_id,
 )
 from evidence_archive.ports import ResultRow, ScopeRow, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.sealing.envelope import Opened as Unsealed
-from evidence_archive.sealing.envelope import open_original
 from evidence_archive.sealing.keyring import unwrap, wrap
-from evidence_archive.vault import ScopeKeys, Vault, asked_session
+from evidence_archive.vault import INLINE_SIZE_MAX, ScopeKeys, Vault, asked_session
 
 __all__ = ["Also", "Found", "Opened", "Restoring", "part_of"]
 
@@ -57,12 +59,27 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An original, opened and checked, not yet released."""
+    """An original, opened and checked, or the part of it that was asked for; not yet released.
 
-    content: Content = field(repr=False)
+    Args:
+        content: the whole, or the part; ``None`` where the whole was only looked at, because it is too large.
+        part: which part, in words, or ``None`` for the whole.
+        sha256, size_bytes, provenance: of the whole.
+        lines: how many lines the whole has, where it is text.
+        is_json: whether the whole is text that begins like JSON.
+    """
+
+    content: Any = field(repr=False)
+    part: str | None
     sha256: str
     size_bytes: int
     provenance: Provenance
+    lines: int | None = None
+    is_json: bool = False
+
+    def restored(self) -> Restored:
+        """What is handed out once it may be."""
+        return Restored(self.content, self.provenance, self.sha256, self.size_bytes, self.part)
 
 
 Also = Callable[[Writer, SessionRow], None]
@@ -137,47 +154,112 @@ class Restoring:
         self.denied(principal, name, number, also=also)
         raise NotAvailableError
 
-    def opened(self, principal: Principal, found: Found) -> Opened:
-        """The original in memory, checked; it may be released only after :meth:`granted`.
+    def opened(
+        self,
+        principal: Principal,
+        found: Found,
+        selector: Selector,
+        dialect: Dialect,
+        *,
+        tokens_max: int | None = None,
+    ) -> Opened:
+        """The original in memory, checked, or a part of it; it may be released only after :meth:`granted`.
+
+        Lines and bytes of a large original are cut out while it passes by; nothing else of it is held.
+
+        Args:
+            principal, found: who asks, for what.
+            selector: from :meth:`selected`.
+            dialect: of the session.
+            tokens_max: a whole that is known to have more is only looked at where it is large.
 
         Raises:
+            FormatError: the part is not there, or the original is not text.
             SealBrokenError: it does not open, or is gone; the failure is logged and the session suspended.
             KeyringError: the keys at hand are not its keys.
+            StoreError: database or objects are not at hand.
         """
+        origin = found.origin
+        is_text = origin.media_type == MEDIA_TYPES["text"]
+        only_looked_at = (
+            tokens_max is not None
+            and selector.is_whole
+            and origin.tokens > tokens_max
+            and origin.size_bytes > INLINE_SIZE_MAX
+        )
+        if only_looked_at or (is_text and selector.lines is not None) or selector.byte_range is not None:
+            cut = Cut(selector)
+            unsealed = self._read(principal, found, cut.take)
+            content: Content | bytes | None = None
+            part = None
+            if selector.byte_range is not None:
+                content, part = cut.bytes()
+            elif not only_looked_at:
+                lines = cut.lines()
+                content, part = lines.text, lines.what
+            size_bytes, lines_of = cut.size_bytes, cut.line_count if is_text else None
+            is_json = is_text and cut.first in (b"{", b"[")
+        else:
+            pieces: list[bytes] = []
+            unsealed = self._read(principal, found, pieces.append)
+            whole = b"".join(pieces)
+            size_bytes = len(whole)
+            del pieces
+            content = self._decoded(principal, found, whole, unsealed)
+            text = dialect.plain_text(content)
+            lines_of = None if text is None else line_count(text)
+            is_json = text is not None and text.lstrip()[:1] in ("{", "[")
+            content, part = part_of(content, selector, dialect, self._vault.policy.limits.pattern_matches_max)
+        provenance = self._vault.provenance(found.session.session_id, origin)
+        return Opened(content, part, unsealed.sha256.hex(), size_bytes, provenance, lines_of, is_json)
+
+    def _read(self, principal: Principal, found: Found, take: Callable[[bytes], object]) -> Unsealed:
+        """Hand out the exact bytes of an original, which may be used once this returned; a failure is logged."""
         origin = found.origin
         try:
             keys = self._vault.scope_keys(found.scope)
             dek, _ = self._vault.open_closed(keys, origin)
-            if origin.original_id is None or origin.dek_id is None or origin.sealed_size is None:
-                raise SealBrokenError("An archived result names no original: its row was changed.")
-            with self._vault.store.peeking(self._vault.store_wait_ms) as reader:
-                envelope = reader.envelope(origin.original_id)
-            if envelope is None:
-                raise SealBrokenError("A sealed original is gone: it was removed outside this library.")
-            if origin.envelope_sha256 is None or sha256(envelope).digest() != origin.envelope_sha256:
-                # Before the envelope is looked into: changed bytes must not pass for a newer version's.
-                raise SealBrokenError("A sealed original is not what was stored: its bytes were changed.")
-            opened = open_original(
-                envelope,
-                slot=self._vault.slot(found.session.session_id, origin),
-                dek=dek,
-                original_id=origin.original_id,
-                dek_id=origin.dek_id,
-                sealed_size=origin.sealed_size,
-            )
-            content = _decoded(opened)
+            slot = self._vault.slot(found.session.session_id, origin)
+            return Envelopes(self._vault).open(origin, slot, dek, take)
         except IntegrityError:
             self.failed(principal, found.session.session_id, found.row.number, "integrity")
             raise
         except UnsupportedVersionError:
             self.failed(principal, found.session.session_id, found.row.number, "version", suspending=False)
             raise
-        return Opened(
-            content,
-            opened.sha256.hex(),
-            len(opened.data),
-            self._vault.provenance(found.session.session_id, origin),
-        )
+
+    def looked_at(self, principal: Principal, found: Found) -> Restored:
+        """What :meth:`released_to` will hand out, checked as a whole, without its content.
+
+        Raises:
+            FormatError: it is the copy of a part.
+            SealBrokenError, KeyringError, StoreError: as :meth:`opened`.
+        """
+        if found.row.part is not None:
+            raise FormatError("This is a copy of a part; ask for the result it was taken from, or restore it.")
+        size_bytes = 0
+
+        def count(piece: bytes) -> None:
+            nonlocal size_bytes
+            size_bytes += len(piece)
+
+        unsealed = self._read(principal, found, count)
+        provenance = self._vault.provenance(found.session.session_id, found.origin)
+        return Restored(None, provenance, unsealed.sha256.hex(), size_bytes)
+
+    def released_to(self, principal: Principal, found: Found, take: Callable[[bytes], object]) -> None:
+        """Hand out a whole original that :meth:`looked_at` found whole, after :meth:`granted`, piece by piece.
+
+        It is read and checked once more on the way; every piece is authentic in its place when it is handed out.
+        """
+        self._read(principal, found, take)
+
+    def _decoded(self, principal: Principal, found: Found, data: bytes, unsealed: Unsealed) -> Content:
+        try:
+            return decode_exact(data, unsealed.encoding)
+        except FormatError as error:
+            self.failed(principal, found.session.session_id, found.row.number, "integrity")
+            raise SealBrokenError("A sealed original is not in the encoding its envelope names.") from error
 
     def granted(
         self, principal: Principal, found: Found, *, part: str | None, reason: str | None, also: Also | None = None
@@ -316,23 +398,26 @@ def _asked(session_id: object, result_id: object) -> tuple[str, int]:
         return "", 0
 
 
-def _decoded(opened: Unsealed) -> Content:
-    try:
-        return decode_exact(opened.data, opened.encoding)
-    except FormatError as error:
-        raise SealBrokenError("A sealed original is not in the encoding its envelope names.") from error
-
-
-def part_of(opened: Opened, selector: Selector, dialect: Dialect, matches_max: int) -> Restored:
-    """What a selector cuts out of an opened original.
+def part_of(
+    content: Content, selector: Selector, dialect: Dialect, matches_max: int
+) -> tuple[Content | bytes, str | None]:
+    """What a selector cuts out of a content, and which part it is, in words.
 
     Raises:
-        FormatError: the part is not there, or the original is not text.
+        FormatError: the part is not there, or the content is not text.
     """
     if selector.is_whole:
-        return Restored(opened.content, opened.provenance, opened.sha256, opened.size_bytes)
-    text = dialect.plain_text(opened.content)
+        return content, None
+    if selector.byte_range is not None:
+        exact = encode_exact(content)
+        if exact is None:
+            raise FormatError("The content has no exact bytes, because it would not come back equal.")
+        cut = Cut(selector)
+        for piece in exact.pieces():
+            cut.take(piece)
+        return cut.bytes()
+    text = dialect.plain_text(content)
     if text is None:
         raise FormatError("The original is not text alone, so it has no parts to ask for; restore it whole.")
-    cut = excerpt(text, selector, matches_max=matches_max)
-    return Restored(cut.text, opened.provenance, opened.sha256, opened.size_bytes, cut.what)
+    found = excerpt(text, selector, matches_max=matches_max)
+    return found.text, found.what

@@ -6,7 +6,6 @@ What an archive call did is visible in the next view because the next view reads
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from hashlib import sha256
 from typing import Any
 
 from evidence_archive import notes
@@ -22,7 +21,7 @@ from evidence_archive.errors import (
     NotAvailableError,
     StoreError,
 )
-from evidence_archive.excerpt import parse_selector
+from evidence_archive.excerpt import Selector, parse_selector
 from evidence_archive.matching import NOTE, ORIGINAL, Place
 from evidence_archive.model import (
     Content,
@@ -40,7 +39,7 @@ from evidence_archive.model import (
 )
 from evidence_archive.ports import ResultRow
 from evidence_archive.records import LabelFacts, Labelled, Records
-from evidence_archive.restoring import Opened, Restoring, part_of
+from evidence_archive.restoring import Restoring, part_of
 
 __all__ = ["Session"]
 
@@ -210,6 +209,7 @@ class Session:
         pattern: str | None = None,
         context_lines: int | None = None,
         pointer: str | None = None,
+        byte_range: str | None = None,
         reason: str | None = None,
     ) -> Restored:
         """The exact content of a result of this session, or an exact part of it, for a program; no cap on its size.
@@ -220,6 +220,8 @@ class Session:
         Args:
             result_id: such as ``r7``.
             lines, pattern, context_lines, pointer: at most one selector, as in ``restore_evidence``.
+            byte_range: instead of them, exact bytes such as ``"0-4095"``, from 0, both ends included; the content is
+                then ``bytes``.
             reason: kept sealed with the audit entry; at most 2,000 characters.
 
         Raises:
@@ -229,32 +231,27 @@ class Session:
             KeyringError, StoreError: keys or store are not at hand; nothing was released.
             MisuseError: the archive was closed, or opened in another process.
         """
-        selector = parse_selector(lines, pattern, context_lines, pointer)
+        selector = parse_selector(lines, pattern, context_lines, pointer, byte_range)
         self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
             self._records.refresh(self._records.vault.store_wait_ms)
-            live = self._in_view(result_id)
+            live = self._in_view(result_id, selector)
             if live is not None:
-                return part_of(live, selector, self._records.dialect, self._records.limits.pattern_matches_max)
+                return live
             restoring = Restoring(self._records.vault)
             try:
                 found = restoring.find(self.principal, self.id, result_id)
-                opened = restoring.opened(self.principal, found)
+                chosen = restoring.selected(found, selector)
+                opened = restoring.opened(self.principal, found, chosen, self._records.dialect)
             except IntegrityError:
                 self._records.suspend("integrity")
                 raise
-            restored = part_of(
-                opened,
-                restoring.selected(found, selector),
-                self._records.dialect,
-                self._records.limits.pattern_matches_max,
-            )
             restoring.granted(self.principal, found, part=selector.kind, reason=reason)
-            return restored
+            return opened.restored()
 
-    def _in_view(self, result_id: str) -> Opened | None:
-        """A live result from the messages, as it would be opened."""
+    def _in_view(self, result_id: str, selector: Selector) -> Restored | None:
+        """A live result from the messages, or a part of it, as it would be restored."""
         try:
             number = parse_result_id(result_id)
         except FormatError:
@@ -266,8 +263,10 @@ class Session:
         encoded = encode_exact(content)
         if encoded is None or self._records.tag(content) != row.content_tag:
             return None
-        digest = sha256(encoded.data).hexdigest()
-        return Opened(content, digest, len(encoded.data), self._records.vault.provenance(self.id, row))
+        matches_max = self._records.limits.pattern_matches_max
+        cut, part = part_of(content, selector, self._records.dialect, matches_max)
+        provenance = self._records.vault.provenance(self.id, row)
+        return Restored(cut, provenance, encoded.digest.hex(), encoded.size_bytes, part)
 
     def answer(self, call: Any) -> Any | None:
         """The tool message that answers a call of one of our tools; ``None`` for a call that is not ours.

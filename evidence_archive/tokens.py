@@ -57,8 +57,9 @@ class TiktokenCounter:
 
     Text of up to 2,000,000 characters without a whitespace run of 100,000 or more is counted exactly as ``tiktoken``
     counts it. Longer text, whose tokens would fill the memory, and longer runs, on which ``tiktoken`` panics from
-    about 600,000 characters, are counted in pieces: each cut moves the count by a few tokens, of runs by at most 4. 5 MB take at most a few seconds, whatever they hold. The tables take about 0.3 s and 100 MB, once
-    per encoding and process, on the first count.
+    about 600,000 characters, are counted in pieces: each cut moves the count by a few tokens, of runs by at most 4.
+    5 MB take at most a few seconds, whatever they hold. The tables take about 0.3 s and 100 MB, once per encoding
+    and process, on the first count.
 
     Args:
         encoding: ``o200k_base`` or ``cl100k_base``.

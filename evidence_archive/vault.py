@@ -15,6 +15,7 @@ from evidence_archive.errors import (
     NotAvailableError,
     SealBrokenError,
     StoreConflictError,
+    StoreUnavailableError,
 )
 from evidence_archive.events import Events
 from evidence_archive.keys import unwrap_checked
@@ -32,6 +33,7 @@ from evidence_archive.ports import (
     Clock,
     Entropy,
     KeyProvider,
+    ObjectStore,
     OrgRow,
     OrgStore,
     ResultRow,
@@ -53,6 +55,8 @@ from evidence_archive.sealing.keyring import (
 )
 
 __all__ = [
+    "INLINE_SIZE_LIMIT",
+    "INLINE_SIZE_MAX",
     "OTHER_PROCESS",
     "AuditReport",
     "ScopeKeys",
@@ -65,6 +69,12 @@ __all__ = [
 
 CONFLICT_TRIES_MAX = 5
 """How often a transaction is run because another one was in its way."""
+
+INLINE_SIZE_MAX = 1024 * 1024
+"""Largest original that lies in the database where there is an object store, in bytes; a setting."""
+
+INLINE_SIZE_LIMIT = 64 * 1024 * 1024
+"""Largest original that may lie in the database at all: it is in memory as a whole when it moves."""
 
 LEAVES_PER_READ = 1_000
 """Audit entries fetched at once."""
@@ -89,6 +99,8 @@ class Surroundings:
     counter: TokenCounter
     clock: Clock
     entropy: Entropy = os.urandom
+    objects: ObjectStore | None = None
+    inline_size_max: int = INLINE_SIZE_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,23 @@ class Vault:
         self._lock = threading.Lock()
 
     @property
+    def objects(self) -> ObjectStore:
+        """Where large originals lie.
+
+        Raises:
+            StoreUnavailableError: the archive was opened without.
+        """
+        if self.around.objects is None:
+            raise StoreUnavailableError("This original lies in an object store: open the archive with objects=.")
+        return self.around.objects
+
+    @property
+    def original_bytes_max(self) -> int:
+        """The largest original that can be archived: what the policy says, less without an object store."""
+        asked = self.policy.limits.original_bytes_max
+        return asked if self.around.objects is not None else min(asked, INLINE_SIZE_LIMIT)
+
+    @property
     def store_wait_ms(self) -> int:
         """How long a write or a restore may wait for a lock."""
         return self.policy.limits.store_wait_ms_max
@@ -198,8 +227,7 @@ class Vault:
         for left in reversed(range(CONFLICT_TRIES_MAX)):
             try:
                 with self.store.writing(wait_ms, audited=audited) as writer:
-                    told = body(writer)
-                return told
+                    return body(writer)
             except StoreConflictError:
                 if not left or self.around.clock.monotonic_ms() > until_ms:
                     raise

@@ -1,7 +1,9 @@
 """What every test shares: fast deterministic Hypothesis, keys made at run time, a store in a temporary folder."""
 
 import os
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,11 @@ class Desk:
     @property
     def keys(self) -> Path:
         return self.folder / "evidence.keys"
+
+    def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """What a statement gives, past the library."""
+        with closing(sqlite3.connect(self.database)) as straight, straight:
+            return straight.execute(statement, values).fetchall()
 
     def open(self, **named: Any) -> Archive:
         return Archive.open(self.url, **{"keys": self.keys, **named})

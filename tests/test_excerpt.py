@@ -46,7 +46,7 @@ def test_nothing_given_is_the_whole_original() -> None:
     assert parse_selector() == WHOLE
     assert WHOLE.is_whole
     assert WHOLE.canonical() is None
-    assert cut("a\r\nb") == Excerpt("a\r\nb", "whole original, 4 characters", True)
+    assert cut("a\r\nb") == Excerpt("a\r\nb", "whole original, 4 characters")
 
 
 def test_each_selector_is_read_in_its_documented_form() -> None:
@@ -123,7 +123,7 @@ def test_a_stored_selector_that_was_never_written_is_refused(text: str) -> None:
 
 
 def test_no_repr_shows_a_pattern_a_pointer_or_a_part() -> None:
-    shown = repr(Selector(pattern="secret")) + repr(Selector(pointer="/secret")) + repr(Excerpt("secret", "x", True))
+    shown = repr(Selector(pattern="secret")) + repr(Selector(pointer="/secret")) + repr(Excerpt("secret", "x"))
     assert "secret" not in shown
 
 
@@ -140,7 +140,7 @@ def test_line_ranges_that_partition_a_text_join_to_it_exactly(text: str, data: s
     if middle < total:
         parts.append(cut(text, lines=f"{middle + 1}-{total}"))
     assert "".join(part.text for part in parts) == text
-    assert all(part.what.endswith(f" of {total}") and not part.whole for part in parts)
+    assert all(part.what.endswith(f" of {total}") for part in parts)
 
 
 def test_the_partition_check_catches_lines_split_at_every_kind_of_line_end() -> None:
@@ -152,9 +152,9 @@ def test_the_partition_check_catches_lines_split_at_every_kind_of_line_end() -> 
 
 def test_lines_keep_their_line_ends_and_say_of_how_many() -> None:
     text = "1\r\n2\n\n4"
-    assert cut(text, lines="1") == Excerpt("1\r\n", "line 1 of 4", False)
-    assert cut(text, lines="2-3") == Excerpt("2\n\n", "lines 2-3 of 4", False)
-    assert cut(text, lines="4-4") == Excerpt("4", "line 4 of 4", False)
+    assert cut(text, lines="1") == Excerpt("1\r\n", "line 1 of 4")
+    assert cut(text, lines="2-3") == Excerpt("2\n\n", "lines 2-3 of 4")
+    assert cut(text, lines="4-4") == Excerpt("4", "line 4 of 4")
     assert cut(text, lines="1-4").text == text
 
 
@@ -194,7 +194,7 @@ def test_matches_beyond_the_bound_are_counted_not_dropped_in_silence() -> None:
 
 
 def test_no_match_is_said() -> None:
-    assert cut("a\nb", pattern="z") == Excerpt("", "0 matches of a pattern in 2 lines", False)
+    assert cut("a\nb", pattern="z") == Excerpt("", "0 matches of a pattern in 2 lines")
 
 
 def naive_matches(text: str, pattern: str, context: int) -> tuple[str, int]:
@@ -253,7 +253,7 @@ DOCUMENT = r"""{"items": [1.10, {"id": 12345678901234567890123}, "a\u00e9\n\"", 
     ],
 )
 def test_a_pointer_gives_the_json_of_its_value_with_numbers_as_written(pointer: str, expected: str) -> None:
-    assert cut(DOCUMENT, pointer=pointer) == Excerpt(expected, f"pointer {pointer}", False)
+    assert cut(DOCUMENT, pointer=pointer) == Excerpt(expected, f"pointer {pointer}")
 
 
 def test_tilde_one_is_unescaped_before_tilde_zero() -> None:

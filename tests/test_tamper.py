@@ -34,6 +34,7 @@ TABLES = {table.name: table for table in SQLModel.metadata.tables.values()}
 # --- the table: at which use an attack on a column is found, and how it shows ------------------------------------
 # open: the org is used at all        session: the session is opened       restore: the original is asked for
 # results: the session is listed      replay: the batch is sent again      audit: the log is read
+# outside: an original that lies outside the database is asked for
 # "X" a typed error; "finding" the audit report says so; "looks like nothing" the caller is told what it would be told
 # if the row had never been there (only a comparison with the log finds that; see SECURITY.md).
 
@@ -73,6 +74,9 @@ FOUND: dict[str, dict[str, tuple[str, frozenset[str]]]] = {
     "originals": {
         **_all("org original_id envelope", "restore", SEAL),
     },
+    "objects": {
+        **_all("org original_id key size_bytes part_bytes state expires_at_us created_at_us seal", "outside", SEAL),
+    },
     "batches": {
         **_all("org scope_id idempotency_key", "replay", ARCHIVED, SUSPENDED),  # looks like nothing
         **_all("batch_id request_tag receipt created_at_us seal", "replay", SUSPENDED),
@@ -111,11 +115,11 @@ class Characters:
 
 
 def content(org: str, session: str, letter: str) -> str:
-    return f"made-up finding {letter} of {session} at {org}\r\n" * 60
+    return f"made-up finding {letter} of {session} at {org}\r\n" * (70 if letter == "B" else 60)
 
 
 def opened(desk: Desk) -> Archive:
-    return desk.open(policy=POLICY, counter=Characters())
+    return desk.open(policy=POLICY, counter=Characters(), inline_size_max=2_700)  # B lies outside the database
 
 
 def filled(archive: Archive, principal: Principal, name: str) -> list[Any]:
@@ -164,6 +168,7 @@ class World:
         copied.mkdir()
         shutil.copy(self.desk.database, copied / "evidence.db")
         shutil.copy(self.desk.keys, copied / "evidence.keys")
+        shutil.copytree(self.desk.folder / "evidence.db.objects", copied / "evidence.db.objects")
         return Desk(copied)
 
     def attacked(self, *statements: tuple[str, tuple[Any, ...]]) -> Desk:
@@ -230,6 +235,12 @@ def _restore(archive: Archive, _world: World) -> str:
     return "as it was"
 
 
+def _outside(archive: Archive, _world: World) -> str:
+    restored = archive.restore("case", "r2", principal=NORTH)
+    assert restored.content == content(NORTH.org, "case", "B"), "altered content was handed out"
+    return "as it was"
+
+
 def _results(archive: Archive, _world: World) -> str:
     told = archive.results("case", principal=NORTH)
     assert [(info.id, info.state) for info in told] == [
@@ -260,6 +271,7 @@ USES: dict[str, Callable[[Archive, World], str]] = {
     "open": _open,
     "session": _session,
     "restore": _restore,
+    "outside": _outside,
     "results": _results,
     "replay": _replay,
     "audit": _audit,
@@ -285,6 +297,12 @@ def victim(straight: sqlite3.Connection, table: str) -> dict[str, Any]:
     if table == "originals":
         found = straight.execute(
             "SELECT original_id FROM results WHERE org = ? AND scope_id = ? AND number = 1",
+            (NORTH.org, scope["scope_id"]),
+        )
+        return {**org, "original_id": found.fetchone()[0]}
+    if table == "objects":
+        found = straight.execute(
+            "SELECT original_id FROM results WHERE org = ? AND scope_id = ? AND number = 2",
             (NORTH.org, scope["scope_id"]),
         )
         return {**org, "original_id": found.fetchone()[0]}
@@ -714,7 +732,7 @@ def test_a_store_without_row_seals_would_return_altered_provenance(
 def test_a_store_that_kept_plain_bytes_would_return_altered_content(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from evidence_archive import restoring
+    from evidence_archive import envelopes
     from evidence_archive.sealing.envelope import Opened
 
     def unsealed(envelope: bytes, **_: Any) -> Opened:
@@ -726,7 +744,7 @@ def test_a_store_that_kept_plain_bytes_would_return_altered_content(
         (b"altered", NORTH.org, ids[NORTH.org, "case", 1]),
     )
     assert use(world.attacked(statement), world, "restore") == SEAL
-    monkeypatch.setattr(restoring, "open_original", unsealed)
-    monkeypatch.setattr(restoring, "sha256", lambda _: Mock(digest=lambda: ANY))
+    monkeypatch.setattr(envelopes, "open_original", unsealed)
+    monkeypatch.setattr(envelopes, "sha256", lambda _: Mock(digest=lambda: ANY))
     with pytest.raises(AssertionError, match="altered content was handed out"):
         use(world.attacked(statement), world, "restore")

@@ -21,6 +21,7 @@ from evidence_archive.errors import (
     StoreError,
     StoreUnavailableError,
 )
+from evidence_archive.excerpt import WHOLE
 from evidence_archive.keys import EnvironmentKeys, FileKeys, new_keys
 from evidence_archive.policy import Policy
 from evidence_archive.ports import OrgRow
@@ -328,7 +329,7 @@ def test_a_result_that_changes_between_permission_and_grant_is_not_released(desk
         session = filled(archive)
         vault = archive._vault(OWNER)
         found = Restoring(vault).find(OWNER, "case", "r1")
-        Restoring(vault).opened(OWNER, found)
+        Restoring(vault).opened(OWNER, found, WHOLE, session._records.dialect)
         other.session("case", OWNER).label("r1", sensitivity="clinical")
         with pytest.raises(StoreBusyError, match="changed"):
             Restoring(vault).granted(OWNER, found, part=None, reason=None)

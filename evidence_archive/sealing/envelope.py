@@ -165,7 +165,7 @@ def seal_original(
         FormatError: a key, an id or a size is out of bounds, or the encoding is unknown.
         SealBrokenError: the envelope did not open to what went in; nothing may be stored.
     """
-    trust_bytes = _checked(encoded, dek, original_id, dek_id, acl, trust)
+    trust_bytes = _checked(encoded, trust, acl, dek=dek, original_id=original_id, dek_id=dek_id)
     data = encoded.data
     stored, compression = data, b"none"
     if compress and len(data) >= COMPRESS_BYTES_MIN:
@@ -188,7 +188,7 @@ def seal_original(
     return Sealed(envelope, digest, sealed_size, sha256(envelope).digest())
 
 
-def _checked(encoded: Exact, dek: bytes, original_id: bytes, dek_id: bytes, acl: bytes, trust: str) -> bytes:
+def _checked(encoded: Exact, trust: str, acl: bytes, *, dek: bytes, original_id: bytes, dek_id: bytes) -> bytes:
     """The trust label's bytes, once everything that goes into an envelope is within bounds."""
     trust_bytes = trust.encode("utf-8", "surrogatepass")
     if len(dek) != 32 or len(original_id) != _ID_BYTES or len(dek_id) != _ID_BYTES:
@@ -227,7 +227,7 @@ def seal_pieces(
         FormatError: a key, an id or a size is out of bounds, or the encoding is unknown.
         SealBrokenError: from the iterator: the bytes were others when they were gone over again.
     """
-    trust_bytes = _checked(encoded, dek, original_id, dek_id, acl, trust)
+    trust_bytes = _checked(encoded, trust, acl, dek=dek, original_id=original_id, dek_id=dek_id)
     size = encoded.size_bytes
     stored_size, compression = size, b"none"
     if compress and size >= COMPRESS_BYTES_MIN:

@@ -125,6 +125,11 @@ class SqliteEngine:
         event.listen(self.engine, "connect", self._on_connect)
         event.listen(self.engine, "checkout", self._on_checkout)
 
+    @property
+    def beside(self) -> Path:
+        """The directory for large originals beside the file."""
+        return self.path.with_name(f"{self.path.name}.objects")
+
     def _make_file(self) -> None:
         try:
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))

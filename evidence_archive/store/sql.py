@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import LargeBinary, bindparam, delete, insert, select, update
@@ -461,6 +462,11 @@ class SqlStore:
     def __init__(self, engine: SqliteEngine, *, wait_ms: int = 5_000) -> None:
         self._engine = engine
         self._wait_ms = wait_ms
+
+    @property
+    def beside(self) -> Path | None:
+        """The directory for large originals that goes with the database, where it is a file."""
+        return self._engine.beside
 
     def org(self, org: str) -> OrgRow | None:
         """An org's keys; what they are is checked by :meth:`scoped`.

@@ -1,0 +1,330 @@
+"""Where an envelope lies: in its row, or, when the original is large, in objects outside the database.
+
+Write order of what lies outside: a durable intent that names the objects -> the objects, each written once -> all of
+them read back and opened -> the batch's transaction, which makes the intent a place. Nothing that fails on the way
+deletes anything, because a request that was given up may still arrive: objects of an intent whose time is over are
+removed by the collector alone, after a transaction that no batch can commit behind.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+
+from evidence_archive.errors import (
+    EvidenceArchiveError,
+    SealBrokenError,
+    StoreBusyError,
+    StoreUnavailableError,
+    UnsupportedVersionError,
+)
+from evidence_archive.model import PIECE_BYTES, Exact
+from evidence_archive.ports import OBJECT_BYTES_MAX, ObjectRow, ResultRow, Writer
+from evidence_archive.sealing.envelope import Opened, Slot, envelope_bytes, open_original, open_pieces, seal_pieces
+from evidence_archive.vault import Vault
+
+__all__ = ["INTENT_SECONDS", "Collected", "Envelopes", "Outside"]
+
+INTENT_SECONDS = 6 * 3_600
+"""How long a batch may take from its first object to its commit; afterwards its objects are collected."""
+
+COLLECT_ROWS_MAX = 100
+"""Intents looked at by one run of the collector."""
+
+_INTENDED, _STORED, _ABANDONED = "intended", "stored", "abandoned"
+
+
+@dataclass(slots=True)
+class Outside:
+    """A sealed original on its way to objects, and then in them.
+
+    Args:
+        slot, encoded, acl: what was sealed, to know whether it still is what a batch wants.
+        dek: its key.
+        row: the intent.
+        sealed_size: of its envelope.
+        envelope_sha256: of the stored bytes, once they are stored.
+    """
+
+    slot: Slot
+    encoded: Exact
+    acl: bytes
+    dek: bytes = field(repr=False)
+    dek_id: bytes
+    row: ObjectRow
+    sealed_size: int
+    pieces: Iterator[bytes] = field(repr=False)
+    envelope_sha256: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a run of the collector did.
+
+    Args:
+        abandoned: intents whose time was over; their objects were deleted, and are once more after a while.
+        forgotten: abandoned intents whose time was over once more; nothing is left of them.
+    """
+
+    abandoned: int
+    forgotten: int
+
+
+class Envelopes:
+    """The envelopes of one org.
+
+    Args:
+        vault: the org's keys, store and log.
+    """
+
+    def __init__(self, vault: Vault) -> None:
+        self._vault = vault
+
+    def is_outside(self, size_bytes: int) -> bool:
+        """Whether an original of this size is to lie outside the database."""
+        around = self._vault.around
+        return around.objects is not None and size_bytes > around.inline_size_max
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def sealing(self, slot: Slot, encoded: Exact, acl: bytes, trust: str) -> Outside:
+        """An original made ready for objects, with new keys and names; nothing is written yet."""
+        entropy = self._vault.around.entropy
+        random = entropy(80)
+        dek, original_id, dek_id, name = random[:32], random[32:48], random[48:64], random[64:].hex()
+        sealed_size, pieces = seal_pieces(
+            slot=slot, encoded=encoded, dek=dek, original_id=original_id, dek_id=dek_id, acl=acl, trust=trust
+        )
+        now_us = self._vault.around.clock.now_us()
+        row = ObjectRow(
+            original_id=original_id,
+            key=f"{name[:2]}/{name[2:]}",
+            size_bytes=envelope_bytes(sealed_size),
+            part_bytes=OBJECT_BYTES_MAX,
+            state=_INTENDED,
+            expires_at_us=now_us + INTENT_SECONDS * 1_000_000,
+            created_at_us=now_us,
+        )
+        return Outside(slot, encoded, acl, dek, dek_id, row, sealed_size, pieces)
+
+    def put(self, outsides: Iterable[Outside]) -> None:
+        """The envelopes in their objects, durable, read back and opened; a batch's transaction may name them.
+
+        Raises:
+            SealBrokenError: what was read back is not what was written.
+            StoreError: database or objects cannot be written.
+        """
+        outsides = list(outsides)
+        if not outsides:
+            return
+        rows = [outside.row for outside in outsides]
+        self._vault.transact(lambda writer: writer.insert_objects(rows), audited=False)
+        for outside in outsides:
+            self._put(outside)
+
+    def _put(self, outside: Outside) -> None:
+        objects, row, digest = self._vault.objects, outside.row, sha256()
+        part = size = 0
+        for part, data in enumerate(_parts(outside.pieces, row.part_bytes)):
+            digest.update(data)
+            size += len(data)
+            objects.put(_part_key(row, part), data)
+        if size != row.size_bytes:
+            raise SealBrokenError("An original has another size than was planned; nothing was archived.")
+        outside.envelope_sha256 = digest.digest()
+        opened = self._opened(
+            self._parts_of(row),
+            lambda piece: None,
+            envelope_sha256=outside.envelope_sha256,
+            slot=outside.slot,
+            dek=outside.dek,
+            original_id=row.original_id,
+            dek_id=outside.dek_id,
+            sealed_size=outside.sealed_size,
+        )
+        if opened.sha256 != outside.encoded.digest:
+            raise SealBrokenError("An original did not open again after sealing; nothing was archived.")
+
+    @staticmethod
+    def keep(writer: Writer, outsides: Iterable[Outside]) -> None:
+        """Make intents places, in the transaction of their batch.
+
+        Raises:
+            StoreBusyError: one is not there any more; nothing may be committed.
+        """
+        rows = [outside.row for outside in outsides]
+        if any(writer.object(row.original_id) != row for row in rows):
+            raise StoreBusyError("Storing the objects took longer than an intent lasts: try again.")
+        writer.update_objects([replace(row, state=_STORED) for row in rows])
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def open(self, origin: ResultRow, slot: Slot, dek: bytes, take: Callable[[bytes], object]) -> Opened:
+        """Hand out an original's exact bytes in order; they may be used once this returned.
+
+        Args:
+            origin: the archived result.
+            slot: its place.
+            dek: its key.
+            take: is handed the bytes, at most ``PIECE_BYTES`` at a time; all of them at once where they lie in a row.
+
+        Returns:
+            Digest, encoding and facts; ``data`` is empty.
+
+        Raises:
+            SealBrokenError: these bytes are not what was sealed for this place, or are gone.
+            UnsupportedVersionError: a newer version sealed them.
+            StoreUnavailableError: objects cannot be had, or are not in this object store.
+        """
+        if (
+            origin.original_id is None
+            or origin.dek_id is None
+            or origin.sealed_size is None
+            or origin.envelope_sha256 is None
+        ):
+            raise SealBrokenError("An archived result names no original: its row was changed.")
+        with self._vault.store.peeking(self._vault.store_wait_ms) as reader:
+            envelope = reader.envelope(origin.original_id)
+        if envelope is not None:
+            if sha256(envelope).digest() != origin.envelope_sha256:
+                # Before the envelope is looked into: changed bytes must not pass for a newer version's.
+                raise SealBrokenError("A sealed original is not what was stored: its bytes were changed.")
+            opened = open_original(
+                envelope,
+                slot=slot,
+                dek=dek,
+                original_id=origin.original_id,
+                dek_id=origin.dek_id,
+                sealed_size=origin.sealed_size,
+            )
+            take(opened.data)
+            return replace(opened, data=b"")
+        with self._vault.store.peeking(self._vault.store_wait_ms) as reader:
+            row = reader.object(origin.original_id)
+        if row is None or row.state != _STORED or row.size_bytes != envelope_bytes(origin.sealed_size):
+            raise SealBrokenError("A sealed original is gone: it was removed outside this library.")
+        return self._opened(
+            self._parts_of(row),
+            take,
+            envelope_sha256=origin.envelope_sha256,
+            slot=slot,
+            dek=dek,
+            original_id=origin.original_id,
+            dek_id=origin.dek_id,
+            sealed_size=origin.sealed_size,
+        )
+
+    @staticmethod
+    def _opened(
+        parts: Iterator[bytes],
+        take: Callable[[bytes], object],
+        *,
+        envelope_sha256: bytes,
+        slot: Slot,
+        dek: bytes,
+        original_id: bytes,
+        dek_id: bytes,
+        sealed_size: int,
+    ) -> Opened:
+        digest = sha256()
+
+        def hashed() -> Iterator[bytes]:
+            for part in parts:
+                digest.update(part)
+                for at in range(0, len(part), PIECE_BYTES):
+                    yield part[at : at + PIECE_BYTES]
+
+        source = hashed()
+        try:
+            opened = open_pieces(
+                source,
+                take,
+                slot=slot,
+                dek=dek,
+                original_id=original_id,
+                dek_id=dek_id,
+                sealed_size=sealed_size,
+            )
+        except UnsupportedVersionError:
+            for _ in source:  # changed bytes must not pass for a newer version's
+                pass
+            if digest.digest() != envelope_sha256:
+                raise SealBrokenError("A sealed original is not what was stored: its bytes were changed.") from None
+            raise
+        if digest.digest() != envelope_sha256:
+            raise SealBrokenError("A sealed original is not what was stored: its bytes were changed.")
+        return opened
+
+    def _parts_of(self, row: ObjectRow) -> Iterator[bytes]:
+        """The objects of an envelope, each as long as it has to be."""
+        objects = self._vault.objects
+        for part, at in enumerate(range(0, row.size_bytes, row.part_bytes)):
+            data = objects.get(_part_key(row, part))
+            if data is None:
+                raise StoreUnavailableError(
+                    "An object of an archived original is not in this object store: check what objects= names, "
+                    "or put the object back."
+                )
+            if len(data) != min(row.part_bytes, row.size_bytes - at):
+                raise SealBrokenError("An object of a sealed original has another size: it was changed.")
+            yield data
+
+    # --- collecting -----------------------------------------------------------------------------------------------
+
+    def collect(self) -> Collected:
+        """Delete the objects of intents whose time is over; never anything a batch has named.
+
+        An intent is abandoned in a transaction under the lock that batches commit under, so none can keep it any
+        more; its objects go after that. What a request that was given up still writes later goes when the intent's
+        time is over once more, and only then is the intent forgotten.
+
+        Raises:
+            StoreError: database or objects cannot be written; a later run goes on.
+        """
+        now_us = self._vault.around.clock.now_us()
+
+        def abandon(writer: Writer) -> list[ObjectRow]:
+            lapsed = writer.lapsed_objects(now_us, COLLECT_ROWS_MAX)
+            until_us = now_us + INTENT_SECONDS * 1_000_000
+            writer.update_objects(
+                [replace(row, state=_ABANDONED, expires_at_us=until_us) for row in lapsed if row.state == _INTENDED]
+            )
+            return lapsed
+
+        def forget(writer: Writer) -> None:
+            writer.delete_objects([row for row in again if writer.object(row.original_id) == row])
+
+        lapsed = self._vault.transact(abandon)
+        again = [row for row in lapsed if row.state == _ABANDONED]
+        for row in lapsed:
+            for part in range(-(-row.size_bytes // row.part_bytes)):
+                self._vault.objects.delete(_part_key(row, part))
+        if again:
+            self._vault.transact(forget)
+        if lapsed:
+            self._vault.log.info(
+                "evidence_archive.collected", abandoned=len(lapsed) - len(again), forgotten=len(again)
+            )
+        return Collected(len(lapsed) - len(again), len(again))
+
+    def tidy(self) -> None:
+        """Run the collector; what goes wrong is logged, because nothing waits for it."""
+        try:
+            self.collect()
+        except EvidenceArchiveError as error:
+            self._vault.log.warning("evidence_archive.not_collected", error=type(error).__name__)
+
+
+def _part_key(row: ObjectRow, part: int) -> str:
+    return f"{row.key}.{part:05d}"
+
+
+def _parts(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """The bytes in parts of one size; the last may be shorter."""
+    held = bytearray()
+    for piece in pieces:
+        held += piece
+        while len(held) >= size:
+            yield bytes(held[:size])
+            del held[:size]
+    if held:
+        yield bytes(held)

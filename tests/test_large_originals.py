@@ -1,0 +1,534 @@
+"""Originals outside the database: durable before a batch names them, exact, bounded, collected when given up."""
+
+import io
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Conversation, Desk
+from doubles import Characters, policy_of
+
+from evidence_archive import Archive, BatchRejectedError, FormatError, Principal, SealBrokenError
+from evidence_archive.envelopes import INTENT_SECONDS, Envelopes
+from evidence_archive.errors import StoreUnavailableError
+from evidence_archive.keys import open_provider
+from evidence_archive.ports import OBJECT_BYTES_MAX
+from evidence_archive.store import open_store
+from evidence_archive.testing import FrozenClock
+
+OWNER = Principal(org="north-clinic", subject="triage-agent", roles={"agent"})
+LARGE = "".join(f"{n} row {sha256(b'%d' % n).hexdigest()} \U0001f600 timed out\r\n" for n in range(30_000))
+PARTS = [
+    {"type": "text", "text": "\ud83d lone"},
+    {"type": "image_url", "image_url": {"url": "data:," + "A1b2" * 400_000}},
+]
+SMALL = "a small result that stays in its row\n" * 40
+
+
+class MemoryObjects:
+    """An object store in memory that fails when a test says so."""
+
+    name = "memory"
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+        self.puts: list[str] = []
+        self.on_put: Callable[[str], Any] = lambda key: None
+        self.after_put: Callable[[str], Any] = lambda key: None
+
+    def put(self, key: str, data: bytes) -> None:
+        self.on_put(key)
+        assert type(data) is bytes
+        assert len(data) <= OBJECT_BYTES_MAX
+        assert self.held.setdefault(key, data) == data
+        self.puts.append(key)
+        self.after_put(key)
+
+    def get(self, key: str) -> bytes | None:
+        return self.held.get(key)
+
+    def delete(self, key: str) -> None:
+        self.held.pop(key, None)
+
+    def close(self) -> None:
+        pass
+
+
+class Bench:
+    """An archive over a store with objects in memory, and one session with a large and a small result in view."""
+
+    def __init__(self, desk: Desk, objects: Any = None, **named: Any) -> None:
+        self.desk = desk
+        self.objects = MemoryObjects() if objects is None else objects
+        self.clock = FrozenClock()
+        self.named = named
+        self.archive = self.opened()
+        self.session = self.archive.session("case", OWNER)
+        self.talk = Conversation()
+        self.talk.tool(LARGE)
+        self.talk.tool(SMALL)
+        self.talk.tool(PARTS)
+        self.talk.say()
+        self.session.view(self.talk.messages)
+
+    def opened(self, **named: Any) -> Archive:
+        store = open_store(self.desk.url)
+        named = {"objects": self.objects, "counter": Characters(), "clock": self.clock, **self.named, **named}
+        policy = named.pop("policy", policy_of())
+        return Archive(store, keys=open_provider(self.desk.keys), policy=policy, **named)
+
+    def rows(self) -> list[tuple[str, int]]:
+        found = self.desk.execute("SELECT state, size_bytes FROM objects ORDER BY created_at_us, size_bytes")
+        return [(state, size) for state, size in found]
+
+    def contents(self, archive: Archive) -> list[Any]:
+        return [archive.restore("case", f"r{n}", principal=OWNER).content for n in (1, 2, 3)]
+
+
+@pytest.fixture
+def bench(desk: Desk) -> Any:
+    """A bench, closed at the end."""
+    made = Bench(desk)
+    yield made
+    made.archive.close()
+
+
+ALL = [("r1", "the log"), ("r2", "the small one"), ("r3", "the picture")]
+
+
+# --- what comes back --------------------------------------------------------------------------------------------
+
+
+def test_large_originals_lie_in_objects_small_ones_in_their_row_and_all_come_back_exactly(bench: Bench) -> None:
+    bench.session.archive(ALL)
+    assert [state for state, _ in bench.rows()] == ["stored", "stored"]
+    assert sum(map(len, bench.objects.held.values())) == sum(size for _, size in bench.rows())
+    assert bench.desk.execute("SELECT count(*) FROM originals") == [(1,)]
+    with bench.opened() as other:
+        assert bench.contents(other) == [LARGE, SMALL, PARTS]
+    view = bench.session.view(bench.talk.messages)
+    assert [message["content"] for message in view if message["role"] == "tool" and len(str(message)) > 2_000] == []
+
+
+def test_nothing_of_an_original_or_its_tool_or_session_stands_in_objects_or_their_names(bench: Bench) -> None:
+    bench.session.archive(ALL)
+    for key, data in bench.objects.held.items():
+        assert len(key) == 39
+        assert not {"north", "case", "logs"} & set(key.split("/"))
+        assert LARGE[:40].encode() not in data
+        assert b"lone" not in data
+
+
+def test_a_large_original_lies_in_objects_of_bounded_size(desk: Desk) -> None:
+    noise = "".join(sha256(b"%d" % n).hexdigest() for n in range(600_000))  # compresses to half
+    bench = Bench(desk)
+    talk = Conversation()
+    talk.tool(noise)
+    talk.say()
+    session = bench.archive.session("noise", OWNER)
+    session.view(talk.messages)
+    session.archive([("r1", "noise")])
+    sizes = [len(bench.objects.held[key]) for key in bench.objects.puts]
+    assert sizes[:-1] == [OBJECT_BYTES_MAX] * (len(sizes) - 1)
+    assert len(sizes) >= 2
+    assert bench.archive.restore("noise", "r1", principal=OWNER).content == noise
+    bench.archive.close()
+
+
+@pytest.mark.parametrize("lines", ["1", "7-9", "30000", "29999-30000", "1-30000"])
+def test_lines_of_a_large_original_are_those_of_the_text(bench: Bench, lines: str) -> None:
+    bench.session.archive(ALL)
+    live = Conversation()
+    live.tool(LARGE)
+    other = bench.archive.session("live", OWNER)
+    other.view(live.messages)
+    stored, in_view = bench.session.restore("r1", lines=lines), other.restore("r1", lines=lines)
+    assert (stored.content, stored.part, stored.sha256) == (in_view.content, in_view.part, in_view.sha256)
+
+
+@pytest.mark.parametrize("result", ["r1", "r2", "r3"])
+def test_bytes_of_an_original_are_those_of_its_exact_bytes_wherever_it_lies(bench: Bench, result: str) -> None:
+    live = {first: bench.session.restore(result, byte_range=f"{first}-{first + 999}") for first in (0, 1, 400)}
+    whole = bench.session.restore(result).size_bytes
+    bench.session.archive(ALL)
+    for first, part in live.items():
+        again = bench.session.restore(result, byte_range=f"{first}-{first + 999}")
+        assert (again.content, again.part) == (part.content, part.part)
+        assert type(again.content) is bytes
+        assert len(again.content) == 1_000
+    assert bench.session.restore(result, byte_range=f"{whole - 1}-{whole - 1}").content in (b"\n", b"]")
+    with pytest.raises(FormatError, match=f"{whole} bytes"):
+        bench.session.restore(result, byte_range=f"{whole}-{whole}")
+    with pytest.raises(FormatError, match="alone"):
+        bench.session.restore(result, byte_range="0-1", lines="1")
+    for malformed in ("1-0", "0", "-1", "0-", "a-b", "00-1", 7):
+        with pytest.raises(FormatError, match="byte_range"):
+            bench.session.restore(result, byte_range=malformed)
+
+
+def test_patterns_and_pointers_work_on_large_originals_too(bench: Bench) -> None:
+    bench.session.archive(ALL)
+    assert "29999 row" in bench.session.restore("r1", pattern="29999 row", context_lines=0).content
+    with pytest.raises(FormatError, match="not text alone"):
+        bench.session.restore("r3", pattern="x")
+
+
+def test_a_whole_original_is_written_to_a_file_and_the_grant_is_in_the_log(bench: Bench) -> None:
+    bench.session.archive(ALL)
+    for result, content in (("r1", LARGE.encode("utf-8", "surrogatepass")), ("r2", SMALL.encode())):
+        file = io.BytesIO()
+        restored = bench.archive.restore_to(file, "case", result, principal=OWNER, reason="the auditor asked")
+        assert file.getvalue() == content
+        assert (restored.content, restored.size_bytes) == (None, len(content))
+        assert restored.sha256 == sha256(content).hexdigest()
+    events = [entry.event for entry in bench.archive.audit(principal=OWNER).entries]
+    assert events.count("restore.granted") == 2
+
+
+def test_nothing_is_written_to_a_file_before_the_whole_is_known_to_be_authentic(bench: Bench) -> None:
+    bench.session.archive(ALL)
+    key = bench.objects.puts[0]
+    held = bench.objects.held[key]
+    bench.objects.held[key] = held[:-1] + bytes([held[-1] ^ 1])
+    file = io.BytesIO()
+    with pytest.raises(SealBrokenError):
+        bench.archive.restore_to(file, "case", "r1", principal=OWNER)
+    assert file.getvalue() == b""
+
+
+def test_the_model_is_refused_a_whole_that_is_too_large_and_told_how_to_ask(bench: Bench) -> None:
+    bench.session.archive(ALL)
+    answer = bench.talk.ours(bench.session, "restore_evidence", '{"id": "r1"}')["content"]
+    assert "the original has 30000" in answer
+    assert "tokens" in answer
+
+
+# --- attacks on what lies outside -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "longer", "swapped", "emptied"])
+def test_a_changed_object_does_not_open(bench: Bench, damage: str) -> None:
+    bench.session.archive(ALL)
+    (first, held), (second, other) = list(bench.objects.held.items())[:2]
+    bench.objects.held[first] = {
+        "flipped": held[:1_000] + bytes([held[1_000] ^ 1]) + held[1_001:],
+        "cut": held[:-1],
+        "longer": held + b"x",
+        "swapped": other,
+        "emptied": b"",
+    }[damage]
+    with pytest.raises(SealBrokenError):
+        bench.session.restore("r1")
+    assert second
+
+
+def test_an_object_that_is_not_there_is_the_operators_move_and_suspends_nothing(bench: Bench) -> None:
+    bench.session.archive(ALL)
+    taken, bench.objects.held = bench.objects.held, {}
+    with pytest.raises(StoreUnavailableError, match="objects="):
+        bench.session.restore("r1")
+    assert bench.session.stats().suspended is None
+    bench.objects.held = taken
+    assert bench.session.restore("r1").content == LARGE
+
+
+def test_without_an_object_store_what_lies_there_is_the_operators_move_too(bench: Bench) -> None:
+    bench.session.archive(ALL)
+    with bench.opened(objects=None) as other:
+        assert other.restore("case", "r2", principal=OWNER).content == SMALL
+        with pytest.raises(StoreUnavailableError, match="objects="):
+            other.restore("case", "r1", principal=OWNER)
+
+
+def test_an_object_store_that_lies_about_what_it_stored_gets_nothing_archived(bench: Bench) -> None:
+    def forget(key: str) -> None:
+        bench.objects.held[key] = bytes(len(bench.objects.held[key]))
+
+    bench.objects.after_put = forget
+    with pytest.raises(BatchRejectedError):
+        bench.session.archive(ALL)
+    assert bench.desk.execute("SELECT count(*) FROM results WHERE state = 'archived'") == [(0,)]
+    bench.session.view(bench.talk.messages)
+
+
+# --- intents ----------------------------------------------------------------------------------------------------
+
+
+def test_the_intent_is_durable_before_the_first_object(bench: Bench) -> None:
+    seen: list[Any] = []
+    bench.objects.on_put = lambda key: seen.append(bench.rows())
+    bench.session.archive(ALL)
+    assert seen[0] == [("intended", size) for size in sorted(size for _, size in bench.rows())]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_put_that_fails_changes_nothing_and_deletes_nothing(bench: Bench, at: int) -> None:
+    def fail(key: str) -> None:
+        if len(bench.objects.puts) == at:
+            raise StoreUnavailableError("The object store is away: try again.")
+
+    bench.objects.on_put = fail
+    with pytest.raises(BatchRejectedError, match="Nothing was archived: the object store is away"):
+        bench.session.archive(ALL)
+    assert len(bench.objects.held) == at
+    assert bench.desk.execute("SELECT count(*) FROM results WHERE state = 'archived'") == [(0,)]
+    assert bench.desk.execute("SELECT count(*) FROM originals") == [(0,)]
+    bench.objects.on_put = lambda key: None
+    bench.session.archive(ALL)
+    with bench.opened() as other:
+        assert bench.contents(other) == [LARGE, SMALL, PARTS]
+
+
+def test_a_batch_that_another_process_overtakes_does_not_put_its_objects_again(bench: Bench) -> None:
+    other = bench.opened()
+    second, talk = other.session("case", OWNER), Conversation()
+    talk.messages = [*bench.talk.messages]
+    talk.tool("something new of the other process\n" * 60)
+
+    def overtake(key: str) -> None:
+        if len(bench.objects.puts) == 1:
+            second.view(talk.messages)
+
+    bench.objects.after_put = overtake
+    bench.session.archive(ALL)
+    assert len(bench.objects.puts) == len(set(bench.objects.puts)) == 2
+    assert bench.contents(other) == [LARGE, SMALL, PARTS]
+    other.close()
+
+
+def lapse(bench: Bench) -> None:
+    bench.clock.advance(INTENT_SECONDS)
+
+
+def test_objects_of_a_batch_that_was_given_up_are_collected_when_its_time_is_over(bench: Bench) -> None:
+    bench.objects.after_put = lambda key: (_ for _ in ()).throw(StoreUnavailableError("Away: try again."))
+    with pytest.raises(BatchRejectedError):
+        bench.session.archive(ALL)
+    bench.objects.after_put = lambda key: None
+    assert len(bench.objects.held) == 1
+    assert bench.archive.collect(principal=OWNER) == replace(
+        bench.archive.collect(principal=OWNER), abandoned=0, forgotten=0
+    )
+    assert len(bench.objects.held) == 1
+    lapse(bench)
+    assert bench.archive.collect(principal=OWNER).abandoned == 2
+    assert bench.objects.held == {}
+    assert [state for state, _ in bench.rows()] == ["abandoned", "abandoned"]
+    lapse(bench)
+    assert bench.archive.collect(principal=OWNER).forgotten == 2
+    assert bench.rows() == []
+
+
+def test_a_put_that_arrives_after_the_sweep_is_swept_once_more(bench: Bench) -> None:
+    late: dict[str, bytes] = {}
+
+    def swallow(key: str) -> None:
+        late.update({key: bench.objects.held.pop(key)})
+        raise StoreUnavailableError("The object store did not answer: try again.")
+
+    bench.objects.after_put = swallow
+    with pytest.raises(BatchRejectedError):
+        bench.session.archive(ALL)
+    lapse(bench)
+    bench.archive.collect(principal=OWNER)
+    bench.objects.held.update(late)
+    lapse(bench)
+    bench.archive.collect(principal=OWNER)
+    assert bench.objects.held == {}
+
+
+def test_the_collector_never_touches_what_a_batch_named(bench: Bench) -> None:
+    bench.session.archive(ALL)
+    for _ in range(3):
+        lapse(bench)
+        bench.archive.collect(principal=OWNER)
+    with bench.opened() as other:
+        assert bench.contents(other) == [LARGE, SMALL, PARTS]
+
+
+def collected_at(bench: Bench, at: int) -> bool:
+    """The collector of another process runs after so many objects of a batch, too late; was the batch accepted?"""
+    other = bench.opened()
+
+    def collect(*_: Any) -> None:
+        if len(bench.objects.puts) == at:
+            lapse(bench)
+            other.collect(principal=OWNER)
+
+    bench.objects.after_put = collect
+    try:
+        bench.session.archive(ALL)
+    except BatchRejectedError:
+        return False
+    finally:
+        other.close()
+    return True
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_batch_whose_intents_were_collected_meanwhile_is_not_committed(bench: Bench, at: int) -> None:
+    assert not collected_at(bench, at)
+    assert bench.desk.execute("SELECT count(*) FROM results WHERE state = 'archived'") == [(0,)]
+    bench.objects.after_put = lambda key: None
+    bench.session.archive(ALL)
+    assert bench.contents(bench.archive) == [LARGE, SMALL, PARTS]
+
+
+def test_must_fail_control_a_commit_that_does_not_look_again_loses_an_original(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blind(writer: Any, outsides: Any) -> None:
+        rows = [writer.object(outside.row.original_id) for outside in outsides]
+        writer.update_objects([replace(row, state="stored") for row in rows])
+
+    def put(self: Envelopes, outside: Any) -> None:
+        data = b"".join(outside.pieces)
+        bench.objects.put(f"{outside.row.key}.00000", data)
+        outside.envelope_sha256 = sha256(data).digest()
+
+    monkeypatch.setattr(Envelopes, "keep", staticmethod(blind))
+    monkeypatch.setattr(Envelopes, "_put", put)
+    assert collected_at(bench, 2)
+    with pytest.raises(StoreUnavailableError):
+        bench.session.restore("r1")
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------
+
+
+def test_without_an_object_store_an_original_above_64_mib_is_too_large(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evidence_archive.vault.INLINE_SIZE_LIMIT", 1_000_000)
+    bench = Bench(desk, policy=policy_of(original_bytes_max=100_000_000))
+    bench.archive.close()
+    with bench.opened(objects=None) as archive:
+        session = archive.session("case", OWNER)
+        session.view(bench.talk.messages)
+        with pytest.raises(BatchRejectedError, match="without objects=") as refused:
+            session.archive(ALL)
+    assert [target.status for target in refused.value.targets] == ["not_eligible", "ok", "not_eligible"]
+
+
+@pytest.mark.parametrize("size", [-1, 64 * 1024 * 1024 + 1, True, "1", 1.5])
+def test_an_inline_size_out_of_bounds_is_refused(desk: Desk, size: Any) -> None:
+    with pytest.raises(FormatError, match="inline_size_max"):
+        desk.open(inline_size_max=size)
+
+
+def test_with_an_inline_size_of_zero_every_original_lies_outside(desk: Desk) -> None:
+    bench = Bench(desk, inline_size_max=0)
+    bench.session.archive(ALL)
+    assert len(bench.rows()) == 3
+    assert bench.contents(bench.archive) == [LARGE, SMALL, PARTS]
+    bench.archive.close()
+
+
+def test_threads_with_large_batches_of_their_own_sessions_all_succeed(desk: Desk) -> None:
+    bench = Bench(desk)
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            session, talk = bench.archive.session(f"case-{number}", OWNER), Conversation()
+            talk.tool(f"{number}" + LARGE)
+            talk.say()
+            session.view(talk.messages)
+            session.archive([("r1", "a log")])
+            assert session.restore("r1", lines="1").content.startswith(f"{number}0 row")
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    bench.archive.close()
+
+
+_MEASURED = """
+import io, resource, sys
+from pathlib import Path
+from conftest import Conversation, Desk
+from doubles import Characters, policy_of
+from evidence_archive import Principal
+size = int(sys.argv[2])
+OWNER = Principal(org="north-clinic", subject="owner")
+line = "".join(f"{n} shard {n * 7919 % 1000} timed out after 30 s\\n" for n in range(30_000))
+policy = policy_of(original_bytes_max=2 * 1024 ** 3)
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+class Sink(io.RawIOBase):
+    size = 0
+    def write(self, data):
+        self.size += len(data)
+        return len(data)
+with Desk(Path(sys.argv[1])).open(counter=Characters(), policy=policy) as archive:
+    session, talk = archive.session("case", OWNER), Conversation()
+    def warm(name):
+        other, small = archive.session(name, OWNER), Conversation()
+        small.tool(line)
+        small.say()
+        other.view(small.messages)
+        other.archive([("r1", "a log")])
+        other.restore("r1", lines="3")
+        archive.restore_to(Sink(), name, "r1", principal=OWNER)
+    warm("warm")
+    text = line * (size // len(line))
+    talk.tool(text)
+    talk.say()
+    session.view(talk.messages)
+    before = peak()
+    session.archive([("r1", "a log")])
+    archived = peak()
+    part = session.restore("r1", lines="29999-30002").content
+    assert part.count("\\n") == 4 and part in text, "the lines"
+    tail = session.restore("r1", byte_range=f"{len(text) - 100}-{len(text) - 1}").content
+    assert tail == text[-100:].encode(), "the bytes"
+    sink = Sink()
+    archive.restore_to(sink, "case", "r1", principal=OWNER)
+    assert sink.size == len(text)
+    print(len(text), archived - before, peak() - before)
+"""
+
+
+def grown(desk: Desk, size_bytes: int, first: str = "") -> tuple[int, int, int]:
+    """Size of the original, and how much the peak of memory grew in MiB: by archiving, and by restores too."""
+    told = subprocess.run(
+        [sys.executable, "-c", first + _MEASURED, str(desk.folder), str(size_bytes)],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    size, archived, restored = map(int, told.stdout.split())
+    return size, archived, restored
+
+
+def test_an_original_of_300_mib_is_archived_and_cut_with_less_than_64_mib_of_memory(desk: Desk) -> None:
+    size, archived, restored = grown(desk, 300 * 1024 * 1024)
+    assert size > 290 * 1024 * 1024
+    assert archived < 64
+    assert restored < 64
+
+
+@pytest.mark.nightly
+def test_an_original_of_nearly_2_gib_is_archived_and_cut_with_less_than_64_mib_of_memory(desk: Desk) -> None:
+    size, archived, restored = grown(desk, 2 * 1024**3)
+    assert size > 2_000 * 1024 * 1024
+    assert archived < 64
+    assert restored < 64
+
+
+@pytest.mark.nightly
+def test_must_fail_control_an_original_sealed_in_memory_takes_more(desk: Desk) -> None:
+    naive = "from evidence_archive import model\nmodel.LONG_TEXT_CHARS_MIN = 1 << 40\n"
+    assert grown(desk, 300 * 1024 * 1024, naive)[1] > 64
