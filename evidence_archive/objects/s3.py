@@ -2,8 +2,8 @@
 
 An object is put with ``If-None-Match: *`` (RFC 9110, 13.1.2; Amazon S3 User Guide, "Conditional writes") and read
 back before it counts. Some stores accept that header and overwrite all the same: every bucket is probed once when it
-is opened. What a server says in an error can repeat credentials, so errors of the driver are dropped and only the code
-in them is told.
+is opened. What a server says in an error can repeat credentials, so errors of the driver are dropped and only the
+code in them is told.
 """
 
 import contextlib
