@@ -23,7 +23,7 @@ obstore = pytest.importorskip("obstore", reason="sweep: obstore is not installed
 
 from evidence_archive.errors import MisuseError, StoreError, StoreUnavailableError  # noqa: E402
 from evidence_archive.objects import open_objects  # noqa: E402
-from evidence_archive.objects.s3 import PUTS_MAX, S3Objects  # noqa: E402
+from evidence_archive.objects.s3 import PUTS_MAX, S3Objects, _checked_endpoint  # noqa: E402
 from evidence_archive.ports import OBJECT_BYTES_MAX, ObjectStore  # noqa: E402
 from evidence_archive.testing.object_contract import ObjectStoreContract  # noqa: E402
 
@@ -593,6 +593,26 @@ def test_an_endpoint_without_tls_is_used_where_it_is_allowed(server: StandIn, mo
         opened(server)
     opened(server, allow_http=True)
     open_objects(f"s3://{BUCKET}?endpoint={server.url}&allow_http=true", create=True)
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [("localhost", True), ("127.8.8.8", True), ("::1", True), ("10.0.0.1", False), ("localhost.x.test", False)],
+)
+def test_only_this_machine_needs_no_tls(host: str, local: bool):
+    shown = f"[{host}]" if ":" in host else host
+    if local:
+        assert _checked_endpoint(f"http://{shown}:9000", False) == (f"http://{shown}:9000", True)
+    else:
+        with pytest.raises(StoreError, match="no TLS"):
+            _checked_endpoint(f"http://{shown}:9000", False)
+    assert _checked_endpoint(f"https://{shown}", False) == (f"https://{shown}", local)
+
+
+def test_a_server_that_says_what_is_deleted_was_not_there_has_deleted_it(server: StandIn):
+    store = opened(server)
+    server.fault = only("DELETE", 1, lambda request: request.refuse(404, "NoSuchKey"))
+    store.delete(KEY)
 
 
 def test_nobody_listening_is_a_typed_error():

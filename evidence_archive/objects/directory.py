@@ -206,8 +206,11 @@ class DirectoryObjects:
                 yield folder, file
 
     def _new_mark(self, root: int, create: bool) -> bytes:
-        strange = [name for name in os.listdir(root) if not _LEFTOVER.fullmatch(name)]
-        if not set(strange) <= {MARK, *_NOT_OURS_BUT_HARMLESS}:
+        names = {name for name in os.listdir(root) if not _LEFTOVER.fullmatch(name)}
+        found = _read_mark(root)
+        if found is not None:  # another process was first; its mark is older than whatever else it put here
+            return found
+        if not names <= _NOT_OURS_BUT_HARMLESS:
             raise StoreError(
                 f"The folder {str(self._path)!r} holds other things and no file {MARK!r}:"
                 " name the object folder, or an empty one."
@@ -219,7 +222,7 @@ class DirectoryObjects:
         mark = self._entropy(16).hex().encode("ascii")
         try:
             _write_once(root, MARK, b"evidence-archive/objects/1 %b\n" % mark, self._entropy)
-        except StoreError:  # another process was first, and its mark counts
+        except StoreError:
             found = _read_mark(root)
             if found is None:
                 raise

@@ -283,8 +283,8 @@ class S3Objects:
         """
         path = f"{self._path}probe/{entropy(16).hex()}"
         first, second = (b"evidence-archive probe %d " % number + entropy(12).hex().encode() for number in (1, 2))
+        self._create(path, first)  # what this answers may be that of a repetition: the second one tells
         try:
-            self._create(path, first)  # what this answers may be that of a repetition: the second try tells
             kept = not self._create(path, second) and self._read(path) == first
         finally:
             with contextlib.suppress(StoreUnavailableError):
