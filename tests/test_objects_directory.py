@@ -316,6 +316,26 @@ def test_a_folder_replaced_by_a_link_is_refused_while_open(store: DirectoryObjec
             use()
 
 
+@pytest.mark.parametrize("moment", ["mkdir", "link", "unlink"])
+def test_a_path_swapped_in_the_middle_of_a_put_does_not_lead_it_astray(
+    store: DirectoryObjects, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+):
+    trap, away = tmp_path / "trap", tmp_path / "away"
+    (trap / SUBFOLDER).mkdir(parents=True, mode=0o700)
+    real = getattr(os, moment)
+
+    def swap(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(os, moment, real)
+        folder.rename(away)
+        folder.symlink_to(trap, target_is_directory=True)
+        return real(*args, **options)
+
+    monkeypatch.setattr(os, moment, swap)
+    store.put(KEY, b"sealed")
+    assert [path.name for path in trap.rglob("*")] == [SUBFOLDER]
+    assert (away / SUBFOLDER / FILE).read_bytes() == b"sealed"
+
+
 def test_a_link_in_place_of_a_subfolder_is_refused(store: DirectoryObjects, folder: Path, tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
@@ -666,6 +686,57 @@ def test_a_disk_that_cannot_sync_fully_is_an_error(store: DirectoryObjects, monk
     monkeypatch.setattr(fcntl, "fcntl", full)
     with pytest.raises(StoreUnavailableError, match="I/O error"):
         store.put(KEY, b"sealed")
+
+
+def mounted(*arguments: str) -> bool:
+    return subprocess.run(["mount", *arguments], capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def mount_point(folder: Path) -> Iterator[Path]:
+    """A folder to mount something on; unmounted at the end, however often that was done."""
+    if os.geteuid() or not shutil.which("mount"):
+        pytest.skip("sweep: mounting needs root")
+    folder.mkdir(mode=0o700)
+    yield folder
+    while not subprocess.run(["umount", str(folder)], capture_output=True).returncode:
+        pass  # until nothing is mounted there
+
+
+def test_a_disk_that_is_really_full_or_read_only_is_a_typed_error_and_it_recovers(mount_point: Path):
+    if not mounted("-t", "tmpfs", "-o", "size=1m,mode=700", "none", str(mount_point)):
+        pytest.skip("sweep: a tmpfs cannot be mounted here")
+    store = DirectoryObjects(mount_point, create=True)
+    store.put(KEY, b"sealed")
+    other = KEY.replace("3f", "4f")
+    with pytest.raises(StoreUnavailableError, match="free space"):
+        store.put(other, bytes(2 * 1024 * 1024))
+    assert (store.get(other), leftovers(mount_point)) == (None, [])
+    assert mounted("-o", "remount,size=4m,ro", str(mount_point))
+    with pytest.raises(StoreUnavailableError, match="read-only"):
+        store.put(other, b"sealed")
+    with pytest.raises(StoreUnavailableError, match="read-only"):
+        store.delete(KEY)
+    assert store.get(KEY) == b"sealed"
+    assert mounted("-o", "remount,rw", str(mount_point))
+    store.put(other, bytes(2 * 1024 * 1024))
+    assert store.get(other) == bytes(2 * 1024 * 1024)
+
+
+def test_an_unmounted_disk_is_an_error_never_a_missing_object_and_it_recovers(mount_point: Path, tmp_path: Path):
+    disk = tmp_path / "disk"
+    disk.mkdir(mode=0o700)
+    if not mounted("--bind", str(disk), str(mount_point)):
+        pytest.skip("sweep: a folder cannot be mounted here")
+    store = DirectoryObjects(mount_point, create=True)
+    store.put(KEY, b"sealed")
+    subprocess.run(["umount", str(mount_point)], check=True)
+    for use in (lambda: store.get(KEY), lambda: store.put(KEY, b"sealed"), lambda: store.delete(KEY)):
+        with pytest.raises(StoreUnavailableError, match="Another folder"):
+            use()
+    assert list(mount_point.iterdir()) == []
+    assert mounted("--bind", str(disk), str(mount_point))
+    assert store.get(KEY) == b"sealed"
 
 
 # --- power cuts and kills -----------------------------------------------------------------------------------------
