@@ -801,7 +801,6 @@ def test_an_order_that_a_power_cut_could_tear_would_be_caught(order: str):
     assert trace_is_safe(list(order)) == order
 
 
-KILLS = 50
 KILLED = """
 import sys
 from evidence_archive.objects.directory import DirectoryObjects
@@ -854,8 +853,9 @@ def killed(script: str, folder: Path, rounds: int) -> tuple[int, int, int]:
     return acknowledged, lost, torn
 
 
-def test_a_writer_killed_at_any_moment_leaves_objects_whole_or_absent(tmp_path: Path):
-    acknowledged, lost, torn = killed(KILLED, tmp_path, KILLS)
+@pytest.mark.parametrize("rounds", [50, pytest.param(2_000, marks=pytest.mark.nightly)])
+def test_a_writer_killed_at_any_moment_leaves_objects_whole_or_absent(tmp_path: Path, rounds: int):
+    acknowledged, lost, torn = killed(KILLED, tmp_path, rounds)
     assert acknowledged > 0
     assert (lost, torn) == (0, 0)
 
