@@ -158,7 +158,9 @@ class Archive:
             if objects is not None:
                 kept = open_objects(objects, create=create)
             elif (beside := store.beside) is not None:
-                kept = LateObjects("directory", lambda may_make: open_objects(beside, create=may_make and create))
+                kept = LateObjects(
+                    "directory", lambda may_make: open_objects(beside, create=may_make and create), beside.exists
+                )
             else:
                 kept = None
             archive = cls(
@@ -350,7 +352,7 @@ class Archive:
             KeyringError, StoreError, IntegrityError: keys, store or stored bytes are not as they should be.
             MisuseError: the archive was closed, or opened in another process.
         """
-        return Envelopes(self._vault(principal)).collect()
+        return Envelopes(self._vault(principal)).collect(tidying=True)
 
     def results(self, session_id: str, *, principal: Principal) -> list[ResultInfo]:
         """What a session holds, for its owner and for whoever may restore at least one of its originals.

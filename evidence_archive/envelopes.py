@@ -63,10 +63,12 @@ class Collected:
     Args:
         abandoned: intents whose time was over; their objects were deleted, and are once more after a while.
         forgotten: abandoned intents whose time was over once more; nothing is left of them.
+        tidied: what else was removed, such as half-written files of processes that were killed.
     """
 
     abandoned: int
     forgotten: int
+    tidied: int = 0
 
 
 class Envelopes:
@@ -270,12 +272,15 @@ class Envelopes:
 
     # --- collecting -----------------------------------------------------------------------------------------------
 
-    def collect(self) -> Collected:
+    def collect(self, *, tidying: bool = False) -> Collected:
         """Delete the objects of intents whose time is over; never anything a batch has named.
 
         An intent is abandoned in a transaction under the lock that batches commit under, so none can keep it any
         more; its objects go after that. What a request that was given up still writes later goes when the intent's
         time is over once more, and only then is the intent forgotten.
+
+        Args:
+            tidying: look for what unfinished puts left in the object store, too; that may list all of it.
 
         Raises:
             StoreError: database or objects cannot be written; a later run goes on.
@@ -304,7 +309,9 @@ class Envelopes:
             self._vault.log.info(
                 "evidence_archive.collected", abandoned=len(lapsed) - len(again), forgotten=len(again)
             )
-        return Collected(len(lapsed) - len(again), len(again))
+        objects = self._vault.around.objects
+        tidied = objects.tidy() if tidying and objects is not None else 0
+        return Collected(len(lapsed) - len(again), len(again), tidied)
 
     def tidy(self) -> None:
         """Run the collector; what goes wrong is logged, because nothing waits for it."""

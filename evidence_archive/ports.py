@@ -124,6 +124,10 @@ class ObjectStore(Protocol):
         """No such object any more, whether or not there was one."""
         ...
 
+    def tidy(self) -> int:
+        """How many things were removed that unfinished puts left behind; never an object."""
+        ...
+
     def close(self) -> None:
         """Release what is held; idempotent."""
         ...

@@ -56,6 +56,9 @@ class MemoryObjects:
     def delete(self, key: str) -> None:
         self.held.pop(key, None)
 
+    def tidy(self) -> int:
+        return 0
+
     def close(self) -> None:
         pass
 
