@@ -14,7 +14,7 @@ from typing import Any
 
 from evidence_archive import Archive, Policy
 from evidence_archive.keys import new_keys
-from evidence_archive.store.engine import journal_rules
+from evidence_archive.store.sqlite import journal_rules
 
 
 def machine() -> dict[str, Any]:

@@ -1,18 +1,23 @@
 """What every test shares: fast deterministic Hypothesis, keys made at run time, a store in a temporary folder."""
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from postgres_server import Server, given_or_own, raw
+from sqlalchemy import URL, make_url
+from sqlmodel import SQLModel
 
 from evidence_archive import Archive, Principal
 from evidence_archive.keys import new_keys
+from evidence_archive.store import open_store
 
 settings.register_profile(
     "gate",
@@ -24,42 +29,129 @@ settings.register_profile(
 settings.register_profile("nightly", parent=settings.get_profile("gate"), derandomize=False, max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
 
+TABLES = sorted(SQLModel.metadata.tables)
+
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 """Recorded data beside the project; tests that use it skip where it is absent."""
 
 
 @dataclass
 class Desk:
-    """A store with its keys in one folder, opened as often as a test likes."""
+    """A store with its keys in one folder, opened as often as a test likes.
+
+    Args:
+        folder: where the keys are, and the file of an SQLite database.
+        url: of another database.
+        server: where that database is, for what its own role may not.
+    """
 
     folder: Path
+    url: str = ""
+    server: Server | None = field(default=None, repr=False)
 
-    @property
-    def url(self) -> str:
-        return f"sqlite:///{self.folder}/evidence.db"
+    def __post_init__(self) -> None:
+        self.url = self.url or f"sqlite:///{self.folder}/evidence.db"
 
     @property
     def database(self) -> Path:
+        """The file of an SQLite database."""
+        assert self.server is None
         return self.folder / "evidence.db"
 
     @property
     def keys(self) -> Path:
         return self.folder / "evidence.keys"
 
-    def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """What a statement gives, past the library."""
-        with closing(sqlite3.connect(self.database)) as straight, straight:
-            return straight.execute(statement, values).fetchall()
-
     def open(self, **named: Any) -> Archive:
         return Archive.open(self.url, **{"keys": self.keys, **named})
 
+    def straight(self) -> AbstractContextManager[Any]:
+        """A connection past this library, its seals and its row-level security."""
+        if self.server is None:
+            return closing(sqlite3.connect(self.database, isolation_level=None))
+        return closing(raw(self.server.admin.set(database=make_url(self.url).database)))
+
+    def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """A statement past all that, in SQLite's words: ``?`` for a parameter, ``x'00'`` for bytes; its rows."""
+        with self.straight() as straight:
+            if self.server is None:
+                return straight.execute(statement, values).fetchall()  # type: ignore[no-any-return]
+            theirs = re.sub(r"\bx'([0-9a-f]*)'", r"'\\x\1'::bytea", statement).replace("?", "%s")
+            done = straight.execute(theirs, values)
+            return done.fetchall() if done.description else []
+
+    def rows(self, table: str, where: str = "true") -> list[tuple[Any, ...]]:
+        """What a table holds, as stored."""
+        return sorted(self.execute(f"SELECT * FROM {table} WHERE {where}"), key=repr)
+
+    def saved(self) -> Any:
+        """All that is stored, to be compared or put back."""
+        return self.database.read_bytes() if self.server is None else {name: self.rows(name) for name in TABLES}
+
+    def put_back(self, saved: Any) -> None:
+        """Make an older state the present one, as a restored backup does; nobody may be connected."""
+        if self.server is None:
+            self.database.write_bytes(saved)
+            return
+        self.execute(f"TRUNCATE {', '.join(TABLES)}")
+        for name, rows in saved.items():
+            for row in rows:
+                self.execute(f"INSERT INTO {name} VALUES ({', '.join('?' * len(row))})", *row)
+
+    def stored(self) -> bytes:
+        """Every byte that is stored, to be searched."""
+        if self.server is None:
+            return b"".join(path.read_bytes() for path in sorted(self.folder.glob("evidence.db*")))
+        cells = [cell for name in TABLES for row in self.rows(name) for cell in row]
+        return b"\n".join(cell if isinstance(cell, bytes) else str(cell).encode() for cell in cells)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Meanwhile another connection lets nobody in."""
+        with self.straight() as straight:
+            straight.execute("BEGIN EXCLUSIVE" if self.server is None else "BEGIN")
+            if self.server is not None:
+                straight.execute(f"LOCK TABLE {', '.join(TABLES)} IN ACCESS EXCLUSIVE MODE")
+            yield
+            straight.execute("ROLLBACK")
+
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
+def sqlite_desk(tmp_path: Path) -> Desk:
     """A folder with fresh keys and no database yet."""
     new_keys(tmp_path / "evidence.keys")
     return Desk(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    """A running server."""
+    with given_or_own() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def migrated_url(postgres: Server) -> URL:
+    """An empty database whose schema is made: copying it takes a tenth of making it."""
+    url = postgres.database(postgres.role())
+    open_store(url.render_as_string(hide_password=False)).close()
+    return url
+
+
+@pytest.fixture
+def postgresql_desk(tmp_path: Path, postgres: Server, migrated_url: URL) -> Iterator[Desk]:
+    """A folder with fresh keys, and a database without rows that belongs to a role of no privileges."""
+    new_keys(tmp_path / "evidence.keys")
+    url = postgres.database(str(migrated_url.username), template=str(migrated_url.database))
+    yield Desk(tmp_path, url.render_as_string(hide_password=False), postgres)
+    postgres.drop(url.database)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def desk(request: pytest.FixtureRequest) -> Desk:
+    """A store of each engine in turn; a test that can only be about one asks for ``sqlite_desk``."""
+    found: Desk = request.getfixturevalue(f"{request.param}_desk")
+    return found
 
 
 @pytest.fixture

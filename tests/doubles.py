@@ -1,13 +1,14 @@
 """Doubles for what surrounds the core: a cheap counter, and a store that fails when a test says so."""
 
 import json
-import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from sqlalchemy import event
 
 from evidence_archive import Archive, Policy
 from evidence_archive.errors import StoreUnavailableError
@@ -24,9 +25,10 @@ __all__ = [
     "FlakyStore",
     "arguments",
     "batch_of",
+    "listen_to",
     "opened",
     "policy_of",
-    "rows",
+    "telling",
 ]
 
 AWAY, UNWRITABLE, UNCOMMITTED, UNANSWERED, UNAUDITED = "away", "unwritable", "uncommitted", "unanswered", "append"
@@ -127,7 +129,7 @@ def _migrated() -> bytes:
 def opened(desk: Any, *, policy: Policy | None = None, clock: Any = None, counter: Any = None) -> Archive:
     """An archive over a store that can be made to fail; the store is its attribute ``flaky``."""
     policy = policy or Policy.default()
-    if not desk.database.exists():
+    if desk.server is None and not desk.database.exists():
         desk.database.touch(0o600)
         desk.database.write_bytes(_migrated())
     store = FlakyStore(open_store(desk.url, create=True, wait_ms=policy.limits.store_wait_ms_max))
@@ -136,6 +138,36 @@ def opened(desk: Any, *, policy: Policy | None = None, clock: Any = None, counte
     )
     archive.flaky = store
     return archive
+
+
+def listen_to(archive: Archive, heard: Callable[[str], Any]) -> None:
+    """From now on every statement of an archive is told before it runs."""
+    engine: Any = archive._around.store._engine  # type: ignore[attr-defined]
+    engine = engine.engine
+    engine.dispose()
+
+    def listen(connection: Any, _record: object) -> None:
+        if hasattr(connection, "set_trace_callback"):
+            connection.set_trace_callback(heard)
+        else:
+            connection.cursor_factory = telling(connection.cursor_factory, heard)
+
+    event.listen(engine, "connect", listen)
+
+
+def telling(kind: Any, heard: Callable[[str], Any]) -> Any:
+    """A cursor of psycopg's that tells every statement before it runs it."""
+
+    class Telling(kind):  # type: ignore[misc]
+        def execute(self, query: str, *given: Any, **named: Any) -> Any:
+            heard(query)
+            return super().execute(query, *given, **named)
+
+        def executemany(self, query: str, rows: Any, **named: Any) -> None:
+            heard(query)
+            super().executemany(query, rows, **named)
+
+    return Telling
 
 
 def policy_of(rules: str = "", *, default: str = "allow", **limits: int) -> Policy:
@@ -153,11 +185,3 @@ def arguments(**named: Any) -> str:
 def batch_of(*pairs: tuple[str, str]) -> str:
     """The arguments of a call that archives."""
     return arguments(batch=[{"id": result_id, "note": note} for result_id, note in pairs])
-
-
-def rows(database: Path, table: str, where: str = "1") -> list[tuple[Any, ...]]:
-    """What a table holds, as stored."""
-    with sqlite3.connect(database) as connection:
-        found = connection.execute(f"SELECT * FROM {table} WHERE {where}").fetchall()
-    connection.close()
-    return sorted(found, key=repr)

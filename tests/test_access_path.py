@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import structlog
 from conftest import Conversation, Desk
-from sqlalchemy import event
+from doubles import listen_to
 from structlog.testing import capture_logs
 
 from evidence_archive import Archive, NotAvailableError, Principal, Restored
@@ -104,11 +104,7 @@ def place(desk: Desk) -> Iterator[Place]:
         for principal in (OWNER, FOREIGNER):
             archive.audit(principal=principal)  # both orgs are in use
         watched = Place(archive, keys)
-        engine = archive._around.store._engine.engine  # type: ignore[attr-defined]
-        engine.dispose()
-        event.listen(
-            engine, "connect", lambda connection, _: connection.set_trace_callback(watched.statements.append)
-        )
+        listen_to(archive, watched.statements.append)
         yield watched
 
 

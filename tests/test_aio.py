@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -456,12 +455,8 @@ def chain_holds(leaves: list[tuple[int, bytes]], size: int, frontier: bytes) -> 
 
 
 def stored_log(desk: Desk) -> tuple[list[tuple[int, bytes]], int, bytes]:
-    connection = sqlite3.connect(desk.database)
-    try:
-        leaves = connection.execute("SELECT seq, leaf FROM audit_leaves ORDER BY seq").fetchall()
-        size, frontier = connection.execute("SELECT size, frontier FROM audit_heads").fetchone()
-    finally:
-        connection.close()
+    leaves = desk.execute("SELECT seq, leaf FROM audit_leaves ORDER BY seq")
+    ((size, frontier),) = desk.execute("SELECT size, frontier FROM audit_heads")
     return leaves, size, frontier
 
 

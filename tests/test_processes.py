@@ -3,18 +3,17 @@
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
+from doubles import listen_to
 
 from evidence_archive import Archive, NotAvailableError, Principal
 from evidence_archive.records import Records
@@ -23,16 +22,11 @@ OWNER = Principal(org="north-clinic", subject="owner")
 HERE = Path(__file__).parent
 
 
-def rows(desk: Desk, statement: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(desk.database)) as straight:
-        return straight.execute(statement).fetchall()
-
-
 def together(script: str, desk: Desk, count: int) -> list[Any]:
     """Run a script in several processes that begin at the same moment; what each printed, as JSON."""
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(desk.folder), str(number)],
+            [sys.executable, "-c", script, str(desk.folder), str(number), desk.url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -81,7 +75,7 @@ import json, sys
 from pathlib import Path
 from conftest import Desk
 from test_processes import OWNER, conversation, ids
-with Desk(Path(sys.argv[1])).open() as archive:
+with Desk(Path(sys.argv[1]), sys.argv[3]).open() as archive:
     session = archive.session("case", OWNER)
     messages = conversation(int(sys.argv[2]))
     print("ready", flush=True)
@@ -102,7 +96,7 @@ def test_processes_that_meet_the_same_results_at_once_give_them_the_same_ids(des
     own = [given for one in told for call, given in one.items() if call.startswith("own")]
     assert len(own) == len(set(own)) == 20
     assert not set(own) & set(shared[0].values())
-    assert rows(desk, "SELECT count(*), count(DISTINCT call_id), min(number), max(number) FROM results") == [
+    assert desk.execute("SELECT count(*), count(DISTINCT call_id), min(number), max(number) FROM results") == [
         (25, 25, 1, 25)
     ]
 
@@ -129,7 +123,7 @@ def test_a_result_that_another_process_registers_meanwhile_gets_no_second_id(des
     first, second = raced(desk)
     assert len(first) == 5
     assert first == second
-    assert rows(desk, "SELECT count(*) FROM results") == [(5,)]
+    assert desk.execute("SELECT count(*) FROM results") == [(5,)]
 
 
 def test_registering_without_looking_again_under_the_lock_would_give_second_ids(
@@ -154,7 +148,7 @@ import json, sys
 from pathlib import Path
 from conftest import Conversation, Desk
 from test_processes import OWNER
-with Desk(Path(sys.argv[1])).open() as archive:
+with Desk(Path(sys.argv[1]), sys.argv[3]).open() as archive:
     print("ready", flush=True)
     sys.stdin.readline()
     session, talk = archive.session("case-" + sys.argv[2], OWNER), Conversation()
@@ -169,8 +163,8 @@ with Desk(Path(sys.argv[1])).open() as archive:
 def test_processes_that_use_an_org_first_at_once_make_one_org_that_all_of_them_can_open(desk: Desk) -> None:
     desk.open().close()  # the schema is there, the org is not
     assert together(_FIRST_USE, desk, 8) == ["done"] * 8
-    assert rows(desk, "SELECT count(*) FROM orgs") == [(1,)]
-    assert rows(desk, "SELECT count(*) FROM audit_heads") == [(1,)]
+    assert desk.execute("SELECT count(*) FROM orgs") == [(1,)]
+    assert desk.execute("SELECT count(*) FROM audit_heads") == [(1,)]
     with desk.open() as archive:
         for number in range(8):
             restored = archive.restore(f"case-{number}", "r1", principal=OWNER)
@@ -188,9 +182,9 @@ def finding(name: str, number: int) -> str:
     return f"finding {number} of {name}\r\n" * 50
 
 
-def work(folder: str, name: str, kill_at: int | None, early: bool) -> None:
+def work(folder: str, url: str, name: str, kill_at: int | None, early: bool) -> None:
     """Archive batch after batch and print every receipt; with ``kill_at`` one batch, dying at that statement."""
-    with Desk(Path(folder)).open() as archive:
+    with Desk(Path(folder), url).open() as archive:
         session, talk = archive.session(name, OWNER), Conversation()
         for first in range(1, 400, 3):
             for number in range(first, first + 3):
@@ -210,8 +204,6 @@ def work(folder: str, name: str, kill_at: int | None, early: bool) -> None:
 
 def die_at(archive: Archive, statement: int) -> None:
     """From now on: SIGKILL to this process when it comes to this statement."""
-    from sqlalchemy import event
-
     counted = [0]
 
     def count(_sql: str) -> None:
@@ -219,9 +211,7 @@ def die_at(archive: Archive, statement: int) -> None:
         if counted[0] > statement:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    engine = archive._around.store._engine.engine  # type: ignore[attr-defined]
-    engine.dispose()
-    event.listen(engine, "connect", lambda connection, _: connection.set_trace_callback(count))
+    listen_to(archive, count)
 
 
 def say(what: Any) -> None:
@@ -263,7 +253,8 @@ class Nursery:
         """The receipts a worker printed until it was killed."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        given = {"folder": str(self.desk.folder), "name": name, "kill_at": kill_at, "early": early}
+        given = {"folder": str(self.desk.folder), "url": self.desk.url, "name": name}
+        given |= {"kill_at": kill_at, "early": early}
         self.process.stdin.write(json.dumps(given) + "\n")
         self.process.stdin.flush()
         receipts: list[list[str]] = []
@@ -304,10 +295,10 @@ def promises_kept(desk: Desk, name: str, receipts: list[list[str]]) -> None:
             number = int(result_id.removeprefix("r"))
             assert archive.restore(name, result_id, principal=OWNER).content == finding(name, number)
         assert archive.audit(principal=OWNER).intact
-    archived = rows(desk, "SELECT batch_id, count(*) FROM results WHERE state = 'archived' GROUP BY batch_id")
+    archived = desk.execute("SELECT batch_id, count(*) FROM results WHERE state = 'archived' GROUP BY batch_id")
     assert {count for _, count in archived} <= {3}
-    assert {batch for batch, _ in archived} == {batch for (batch,) in rows(desk, "SELECT batch_id FROM batches")}
-    assert rows(desk, "SELECT count(*) FROM originals") == [(3 * len(archived),)]
+    assert {batch for batch, _ in archived} == {batch for (batch,) in desk.execute("SELECT batch_id FROM batches")}
+    assert desk.execute("SELECT count(*) FROM originals") == [(3 * len(archived),)]
 
 
 def test_every_receipt_printed_before_a_kill_is_restorable_and_no_batch_is_half_there(

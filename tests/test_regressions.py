@@ -6,7 +6,6 @@ The id at the head of a docstring is the fault's number; the name says what is r
 import json
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 from copy import deepcopy
@@ -24,7 +23,6 @@ from doubles import (
     batch_of,
     opened,
     policy_of,
-    rows,
 )
 from hostile import forgeries, hostile_ids
 from hypothesis import given, settings
@@ -94,13 +92,6 @@ def pairs(messages):
             found.append(message["tool_call_id"])
     assert waiting == [], "a call has no result"
     return found
-
-
-def execute(desk, statement, *values):
-    connection = sqlite3.connect(desk.database)
-    with connection:
-        connection.execute(statement, values)
-    connection.close()
 
 
 def together(*ids):
@@ -275,7 +266,7 @@ def test_a_write_that_fails_leaves_the_original_in_view(desk, archive, session, 
     assert session.view(talk.messages)[:4] == before
     archive.flaky.fault = None
     assert session.view(talk.messages)[:4] == before
-    assert rows(desk.database, "originals") == []
+    assert desk.rows("originals") == []
 
 
 def test_a_note_is_shown_only_after_its_original_was_committed(archive, session, talk):
@@ -318,12 +309,9 @@ def test_a_database_that_another_writer_holds_archives_nothing(desk, owner, talk
     with opened(desk, policy=policy_of(view_wait_ms_max=20, store_wait_ms_max=20)) as archive:
         session = archive.session("case", owner)
         before = read(session, talk, LONG)
-        holder = sqlite3.connect(desk.database, isolation_level=None)
-        holder.execute("BEGIN EXCLUSIVE")
-        assert status(session) == "store_unavailable"
-        assert session.view(talk.messages) == before
-        holder.execute("ROLLBACK")
-        holder.close()
+        with desk.locked():
+            assert status(session) == "store_unavailable"
+            assert session.view(talk.messages) == before
         assert session.archive([("r1", "n")]).result_ids == ("r1",)
 
 
@@ -427,7 +415,7 @@ from doubles import opened
 from evidence_archive import Principal
 class Exit(Exception):
     pass
-archive = opened(Desk(Path(sys.argv[1])))
+archive = opened(Desk(Path(sys.argv[1]), sys.argv[4]))
 session = archive.session("case", Principal("north-clinic", "triage-agent", {"agent"}))
 session.view(json.load(sys.stdin))
 switch = archive.flaky
@@ -447,14 +435,14 @@ def test_a_process_killed_in_the_middle_of_a_batch_leaves_all_of_it_or_none(desk
     """C18, C22"""
     before = read(session, talk, LONG)
     done = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(desk.folder), point, os.path.dirname(__file__)],
+        [sys.executable, "-c", _KILLED, str(desk.folder), point, os.path.dirname(__file__), desk.url],
         input=json.dumps(talk.messages),
         text=True,
         capture_output=True,
         check=False,
     )
     assert done.returncode == 9, done.stderr
-    assert len(rows(desk.database, "originals")) == durable
+    assert len(desk.rows("originals")) == durable
     view = session.view(talk.messages)
     assert (view == before) is not durable
     assert session.archive([("r1", "n")], idempotency_key="k").replayed is durable
@@ -476,7 +464,7 @@ def test_a_restored_copy_is_known_whatever_its_tool_is_called(desk, session, tal
         assert LONG * 30 in view[5]["content"]  # nothing sets it aside by itself
     assert session.results()[-1].restored_from == "r1"
     session.archive([(session.results()[-1].id, "n")])
-    assert len(rows(desk.database, "originals")) == 1
+    assert len(desk.rows("originals")) == 1
 
 
 def test_without_the_restore_tool_no_note_names_it(archive, owner, talk):
@@ -557,7 +545,7 @@ def test_archiving_is_idempotent(desk, session, talk):
     assert status(session) == "already_archived"
     session.view(view)
     assert status(session) == "already_archived"
-    assert len(rows(desk.database, "originals")) == 1
+    assert len(desk.rows("originals")) == 1
 
 
 def test_a_result_that_its_note_would_outgrow_stays(session, talk):
@@ -573,7 +561,7 @@ def test_a_wrong_key_is_an_error_and_changes_nothing(desk, session, owner, talk,
     """F1, F4, S4"""
     kept(session, talk)
     new_keys(tmp_path / "other.keys")
-    before = desk.database.read_bytes()
+    before = desk.saved()
     with Archive.open(desk.url, keys=tmp_path / "other.keys") as other:
         for attempt in (
             lambda: other.session("case", owner),
@@ -583,7 +571,7 @@ def test_a_wrong_key_is_an_error_and_changes_nothing(desk, session, owner, talk,
         ):
             with pytest.raises(WrongKeyError):
                 attempt()
-    assert desk.database.read_bytes() == before
+    assert desk.saved() == before
     assert session.restore("r1").content == LONG
 
 
@@ -620,8 +608,8 @@ def test_bytes_that_were_changed_or_never_sealed_are_refused_and_nothing_else_is
     """F3, F4, F5, S1, S3, S5, S15"""
     kept(session, talk, LONG, LONG + "!")
     first = next(row for row in session._records.rows.values() if row.number == 1).original_id
-    stored = next(row[2] for row in rows(desk.database, "originals") if row[1] == first)
-    execute(desk, "UPDATE originals SET envelope = ? WHERE original_id = ?", change(stored), first)
+    stored = next(row[2] for row in desk.rows("originals") if row[1] == first)
+    desk.execute("UPDATE originals SET envelope = ? WHERE original_id = ?", change(stored), first)
     with opened(desk) as other:
         for who in (session, other.session("case", owner)):
             with pytest.raises(SealBrokenError):
@@ -633,10 +621,10 @@ def test_bytes_that_were_changed_or_never_sealed_are_refused_and_nothing_else_is
 def test_a_row_that_was_removed_is_a_typed_error_and_never_an_empty_answer(session, desk, talk, owner):
     """F4"""
     kept(session, talk)
-    execute(desk, "DELETE FROM originals")
+    desk.execute("DELETE FROM originals")
     with pytest.raises(IntegrityError):
         session.restore("r1")
-    execute(desk, "DELETE FROM results")
+    desk.execute("DELETE FROM results")
     with pytest.raises(IntegrityError, match="Of 1 results of this session 0 are there"):
         session.restore("r1")
 
@@ -647,13 +635,13 @@ def test_originals_pasted_from_elsewhere_do_not_open(desk, archive, owner, talk)
     for session_id, principal, text in (("case", owner, "A"), ("other", owner, "B"), ("case", thief, "C")):
         conversation = Conversation()
         kept(archive.session(session_id, principal), conversation, f"{text} {LONG}", f"{text}{text} {LONG}")
-    stored = [(row[0], row[1], row[2]) for row in rows(desk.database, "originals")]
+    stored = [(row[0], row[1], row[2]) for row in desk.rows("originals")]
     refused = 0
     for _, original_id, own in stored:
         for _, _, foreign in stored:
             if foreign == own:
                 continue
-            execute(desk, "UPDATE originals SET envelope = ? WHERE original_id = ?", foreign, original_id)
+            desk.execute("UPDATE originals SET envelope = ? WHERE original_id = ?", foreign, original_id)
             for session_id, principal in (("case", owner), ("other", owner), ("case", thief)):
                 for result_id in ("r1", "r2"):
                     try:
@@ -665,17 +653,15 @@ def test_originals_pasted_from_elsewhere_do_not_open(desk, archive, owner, talk)
                         session_id, principal
                     ]
                     assert content == f"{letter * int(result_id[1])} {LONG}"
-            execute(desk, "UPDATE originals SET envelope = ? WHERE original_id = ?", own, original_id)
+            desk.execute("UPDATE originals SET envelope = ? WHERE original_id = ?", own, original_id)
     assert refused == len(stored) * (len(stored) - 1)  # every paste, and only what was pasted over
 
 
 def test_a_key_pasted_from_another_result_does_not_open(desk, session, talk):
     """S18"""
     kept(session, talk, LONG, LONG + "!")
-    connection = sqlite3.connect(desk.database)
-    keys = [row[0] for row in connection.execute("SELECT closed FROM results ORDER BY number")]
-    connection.close()
-    execute(desk, "UPDATE results SET closed = ? WHERE number = 1", keys[1])
+    keys = [row[0] for row in desk.execute("SELECT closed FROM results ORDER BY number")]
+    desk.execute("UPDATE results SET closed = ? WHERE number = 1", keys[1])
     with pytest.raises(SealBrokenError):
         session.restore("r1")
 
@@ -720,7 +706,7 @@ def test_equal_results_of_two_sessions_share_nothing(desk, archive, owner):
     sessions = [archive.session(name, owner) for name in ("one", "two")]
     for session in sessions:
         kept(session, Conversation())
-    stored = rows(desk.database, "originals")
+    stored = desk.rows("originals")
     assert len({row[2] for row in stored}) == 2
     tags = {row.content_tag for session in sessions for row in session._records.rows.values()}
     assert len(tags) == 2
@@ -768,7 +754,7 @@ def test_a_log_that_was_rewritten_without_the_keys_is_found_out(desk, archive, s
     from evidence_archive.proof.merkle import Frontier, leaf_hash
 
     kept(session, talk)
-    leaves = [row[2] for row in sorted(rows(desk.database, "audit_leaves"), key=lambda row: row[1])]
+    leaves = [row[2] for row in sorted(desk.rows("audit_leaves"), key=lambda row: row[1])]
     original = leaves[seq]
     leaves[seq] = original.replace(b"triage-agent", b"someone-else").replace(b"created", b"erected")
     assert leaves[seq] != original
@@ -776,13 +762,13 @@ def test_a_log_that_was_rewritten_without_the_keys_is_found_out(desk, archive, s
     for leaf in leaves:
         last = leaf_hash(leaf)
         frontier.append(last)
-    execute(desk, "UPDATE audit_leaves SET leaf = ? WHERE seq = ?", leaves[seq], seq)
+    desk.execute("UPDATE audit_leaves SET leaf = ? WHERE seq = ?", leaves[seq], seq)
     try:
         intact = archive.audit(principal=owner).intact
     except IntegrityError:
         intact = False
     assert not intact
-    execute(desk, "UPDATE audit_heads SET frontier = ?, last_leaf_hash = ?", frontier.to_bytes(), last)
+    desk.execute("UPDATE audit_heads SET frontier = ?, last_leaf_hash = ?", frontier.to_bytes(), last)
     with pytest.raises(IntegrityError):
         archive.audit(principal=owner)
 
@@ -797,7 +783,7 @@ def test_neither_content_nor_notes_nor_arguments_are_in_the_database(desk, sessi
     session.restore("r1", reason="word-in-reason", pattern="word-in-pattern")
     talk.ours(session, "archive_evidence", batch_of(("r1", "word-in-rejection")))
     talk.ours(session, "restore_evidence", arguments(id="r1", pattern="word-in-pattern"))
-    stored = b"".join(path.read_bytes() for path in desk.folder.iterdir() if path.suffix != ".keys")
+    stored = desk.stored()
     assert b"logs.search" in stored  # the control: the search finds what is stored openly
     for place in (b"arguments", b"content", b"note", b"reason", b"pattern", b"rejection"):
         assert b"word-in-" + place not in stored
@@ -848,20 +834,20 @@ def test_writers_of_several_processes_wait_for_each_other(desk, owner):
         for thread in threads:
             thread.join()
         assert errors == []
-        assert len(rows(desk.database, "originals")) == 20
+        assert len(desk.rows("originals")) == 20
         assert one.audit(principal=owner).intact
 
 
 def test_archiving_and_restoring_again_and_again_stores_one_original(desk, session, talk):
     """G9"""
     kept(session, talk)
-    size = len(rows(desk.database, "originals")[0][2])
+    size = len(desk.rows("originals")[0][2])
     for number in range(1, 6):
         talk.ours(session, "restore_evidence", arguments(id=f"r{number}"))
         talk.say()
         session.view(talk.messages)
         session.archive([(f"r{number + 1}", "n")])
-    assert [len(row[2]) for row in rows(desk.database, "originals")] == [size]
+    assert [len(row[2]) for row in desk.rows("originals")] == [size]
 
 
 # --- S. storage -------------------------------------------------------------------------------------------------
@@ -908,7 +894,7 @@ def test_our_texts_read_as_what_they_are_and_ask_for_no_secrecy(session, talk):
 def test_a_size_that_was_edited_is_not_believed(desk, session, talk):
     """S23"""
     kept(session, talk, "x" * 100_000)
-    execute(desk, "UPDATE results SET sealed_size = 9000000000, size_bytes = 9000000000 WHERE number = 1")
+    desk.execute("UPDATE results SET sealed_size = 9000000000, size_bytes = 9000000000 WHERE number = 1")
     with pytest.raises(SealBrokenError):
         session.restore("r1")
 
@@ -930,7 +916,7 @@ def test_a_compressor_that_lies_is_found_out_before_anything_is_committed(desk, 
     monkeypatch.setattr(envelope, "_codec", lambda: (_Lying(compressor), decompressor))
     assert status(session) == "suspended"
     monkeypatch.undo()
-    assert rows(desk.database, "originals") == []
+    assert desk.rows("originals") == []
     assert session.view(talk.messages) == before
 
 

@@ -96,7 +96,7 @@ def test_migration_files_are_numbered_in_a_row_and_the_newest_is_the_one_the_cod
         previous = match[1]
     assert numbers == [f"{at:04}" for at in range(1, len(numbers) + 1)]
     assert numbers[-1] == schema.SCHEMA_REVISION
-    assert set(numbers) == schema._KNOWN
+    assert tuple(numbers) == schema._KNOWN
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)

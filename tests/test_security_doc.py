@@ -10,7 +10,8 @@ from evidence_archive import errors
 from evidence_archive.errors import EvidenceArchiveError
 from evidence_archive.model import Limits
 from evidence_archive.proof.leaf import EVENTS
-from evidence_archive.store.engine import POOL_CONNECTIONS_MAX, journal_rules
+from evidence_archive.store.engine import POOL_CONNECTIONS_MAX
+from evidence_archive.store.sqlite import journal_rules
 
 ROOT = Path(__file__).resolve().parents[1]
 SECURITY = (ROOT / "SECURITY.md").read_text("utf-8")

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from doubles import AWAY, UNAUDITED, UNCOMMITTED, UNWRITABLE, batch_of, opened, policy_of, rows
+from doubles import AWAY, UNAUDITED, UNCOMMITTED, UNWRITABLE, batch_of, opened, policy_of
 from hostile import hostile_ids, hostile_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,9 +68,9 @@ def read(session, talk, *contents):
     ids=str,
 )
 def test_a_call_that_is_not_ours_is_left_to_the_application(desk, session, call):
-    before = rows(desk.database, "audit_leaves")
+    before = desk.rows("audit_leaves")
     assert session.answer(call) is None
-    assert rows(desk.database, "audit_leaves") == before
+    assert desk.rows("audit_leaves") == before
 
 
 def test_our_calls_and_others_side_by_side_are_all_answered_in_order(session, talk):
@@ -164,7 +164,7 @@ def test_malformed_arguments_are_answered_with_what_was_not_done(desk, session, 
     view = session.view(talk.messages)
     assert view[: len(before)] == before
     assert session.view(view) == view
-    assert rows(desk.database, "originals") == []
+    assert desk.rows("originals") == []
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -229,18 +229,18 @@ def test_every_failure_becomes_a_message_that_says_that_nothing_was_archived(
     answer = talk.ours(session, "archive_evidence", batch_of(("r1", "n")))["content"]
     assert answer.startswith("NOTHING was archived: ")
     assert LONG[:20] not in answer
-    assert rows(desk.database, "originals") == []
+    assert desk.rows("originals") == []
     shown = session.view(talk.messages)
     assert shown[: len(before)] == before
     archive.flaky.fault = None
     assert session.view(talk.messages)[: len(before)] == before
-    assert rows(desk.database, "results", "state = 'archived'") == []
+    assert desk.rows("results", "state = 'archived'") == []
 
 
 def test_without_a_failure_the_same_call_archives(desk, session, talk):
     read(session, talk, LONG)
     assert talk.ours(session, "archive_evidence", batch_of(("r1", "n")))["content"].startswith("Archived 1")
-    assert len(rows(desk.database, "originals")) == 1
+    assert len(desk.rows("originals")) == 1
 
 
 def test_answers_given_while_the_store_was_away_are_never_evidence_in_any_process(

@@ -16,7 +16,6 @@ from doubles import (
     batch_of,
     opened,
     policy_of,
-    rows,
 )
 from hostile import hostile_text
 from hypothesis import given, settings
@@ -71,7 +70,7 @@ def session(archive, owner):
 
 def state(desk) -> Any:
     """Everything stored besides the audit log."""
-    return {table: rows(desk.database, table) for table in ("originals", "results", "batches", "sessions")}
+    return {table: desk.rows(table) for table in ("originals", "results", "batches", "sessions")}
 
 
 def statuses(session, *pairs):
@@ -455,7 +454,7 @@ def test_two_processes_that_race_with_one_key_get_one_receipt(desk, archive, ses
         won: list[Any] = []
         receipt = session.archive([("r1", "n")], idempotency_key="k")
     assert (receipt.replayed, receipt.batch_id) == (True, won[0].batch_id)
-    assert len(rows(desk.database, "originals")) == 1
+    assert len(desk.rows("originals")) == 1
 
 
 def test_two_processes_that_race_for_a_result_archive_it_once(desk, archive, session, owner, talk):
@@ -484,7 +483,7 @@ def test_a_session_that_never_rests_is_given_up_after_some_tries(desk, archive, 
         assert refused.value.reason == "store_unavailable"
         assert next(labels) <= COMMIT_TRIES_MAX + 1
         archive.flaky.before_write = None
-    assert rows(desk.database, "originals") == []
+    assert desk.rows("originals") == []
     assert session.archive([("r1", "n")]).result_ids == ("r1",)
 
 

@@ -188,11 +188,12 @@ def test_a_note_in_a_form_of_a_newer_version_leaves_the_original_in_view(desk, o
         assert session.restore("r1").content == LONG
 
 
-def test_a_store_put_back_to_an_older_state_and_written_since_shows_no_note_without_an_original(desk, owner):
+def test_a_store_put_back_to_an_older_state_and_written_since_shows_no_note_without_an_original(sqlite_desk, owner):
+    desk = sqlite_desk
     with opened(desk) as archive:
         session = archive.session("case", owner)
         talk = viewed(session, LONG)
-        older = desk.database.read_bytes()
+        older = desk.saved()
         session.archive([("r1", "n")])
         assert session.view(talk.messages)[2]["content"].startswith("[archived r1 ")
     with opened(desk) as archive:
@@ -270,7 +271,7 @@ def test_a_result_that_arrives_before_an_old_answer_of_the_model_was_not_read_by
 def put_back(desk, archive, older: bytes) -> None:
     """Copies an older state over the file, and lets go of what connections remember of the newer one."""
     archive.flaky._inner._engine.engine.dispose()
-    desk.database.write_bytes(older)
+    desk.put_back(older)
 
 
 @pytest.mark.parametrize("further", [False, True], ids=["to the same version", "further"])
@@ -278,7 +279,7 @@ def test_a_store_put_back_and_grown_again_never_shows_a_note_of_what_is_gone(des
     with opened(desk) as one, opened(desk) as another:
         session = one.session("case", owner)
         talk = viewed(session, LONG)
-        older = desk.database.read_bytes()
+        older = desk.saved()
         other = copy.deepcopy(talk)
         for conversation, text in ((talk, "b "), (other, "OTHER ")):
             conversation.tool(text + LONG)
@@ -301,7 +302,7 @@ def test_a_store_put_back_and_grown_by_as_many_versions_gives_no_result_the_id_o
         session = one.session("case", owner)
         talk = viewed(session, LONG)
         session.archive([("r1", "n")])
-        older = desk.database.read_bytes()
+        older = desk.saved()
         other = copy.deepcopy(talk)
         for conversation, text in ((talk, "b "), (other, "OTHER ")):
             conversation.tool(text + LONG)
@@ -359,7 +360,8 @@ def test_a_result_whose_tool_has_a_very_long_name_is_refused_for_that(desk, owne
             session.archive([("r1", "n")])
 
 
-def test_damage_that_sqlite_cannot_even_tell_of_is_a_store_error(desk, owner):
+def test_damage_that_sqlite_cannot_even_tell_of_is_a_store_error(sqlite_desk, owner):
+    desk = sqlite_desk
     with opened(desk) as archive:
         viewed(archive.session("case", owner), LONG)
     data = bytearray(desk.database.read_bytes())

@@ -4,7 +4,7 @@ from copy import deepcopy
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from doubles import UNAUDITED, UNWRITABLE, opened, policy_of, rows
+from doubles import UNAUDITED, UNWRITABLE, opened, policy_of
 
 from evidence_archive import (
     BatchRejectedError,
@@ -278,12 +278,12 @@ def test_a_label_that_could_not_be_committed_is_not_attached(desk, archive, sess
     message = talk.tool(LONG)
     talk.say()
     session.view(talk.messages)
-    before = rows(desk.database, "results")
+    before = desk.rows("results")
     archive.flaky.fault = fault
     with pytest.raises(StoreError):
         session.label(message, sensitivity="signed")
     archive.flaky.fault = None
-    assert rows(desk.database, "results") == before
+    assert desk.rows("results") == before
     assert protected_by(session) is None
     session.label(message, sensitivity="signed")  # the control
     assert protected_by(session) == "signed"

@@ -1,10 +1,9 @@
 """When the store is away or was changed: originals stay in view, nothing is lost, nothing is claimed."""
 
 import sqlite3
-from contextlib import contextmanager
 
 import pytest
-from doubles import AWAY, UNAUDITED, UNWRITABLE, batch_of, opened, policy_of, rows
+from doubles import AWAY, UNAUDITED, UNWRITABLE, batch_of, opened, policy_of
 
 from evidence_archive import (
     BatchRejectedError,
@@ -14,7 +13,7 @@ from evidence_archive import (
     StoreBusyError,
     StoreUnavailableError,
 )
-from evidence_archive.store.engine import journal_rules
+from evidence_archive.store.sqlite import journal_rules
 from evidence_archive.testing import FrozenClock
 
 LONG = "2026-11-30 worker 7: nothing to report\n" * 40
@@ -45,18 +44,6 @@ def tag(session):
     return session._records.row.tag
 
 
-@contextmanager
-def locked(desk):
-    """Another connection that lets nobody in."""
-    connection = sqlite3.connect(desk.database, isolation_level=None)
-    connection.execute("BEGIN EXCLUSIVE")
-    try:
-        yield
-    finally:
-        connection.execute("ROLLBACK")
-        connection.close()
-
-
 def half_archived(session, talk):
     """Two long results and a short one; the first is archived, the view shows its note."""
     for content in (LONG, LONG + "!", "short"):
@@ -79,7 +66,7 @@ def reason_of(session, *pairs):
 @readers_wait
 def test_a_locked_database_shows_originals_and_keeps_known_labels(desk, session, talk, tag):
     normal = half_archived(session, talk)
-    with locked(desk):
+    with desk.locked():
         view = session.view(talk.messages)
         assert view[2]["content"] == f"[evidence r1 tag={tag}]\n{LONG}"
         assert view[4]["content"] == f"[evidence r2 tag={tag}]\n{LONG}!"
@@ -94,7 +81,7 @@ def test_a_locked_database_shows_originals_and_keeps_known_labels(desk, session,
 
 def test_a_lock_that_is_not_held_changes_nothing(desk, session, talk):
     normal = half_archived(session, talk)
-    with locked(desk):
+    with desk.locked():
         pass
     assert session.view(talk.messages) == normal
 
@@ -192,7 +179,7 @@ def test_an_agent_goes_on_through_an_outage_of_a_whole_run_and_loses_nothing(des
         assert view == talk.messages
         answer = talk.ours(session, "archive_evidence", batch_of((f"r{number + 1}", "n")))["content"]
         assert answer.startswith("NOTHING was archived")
-    assert rows(desk.database, "originals") == []
+    assert desk.rows("originals") == []
     archive.flaky.fault = None
     assert session.view(talk.messages) == talk.messages
     assert len(session.results()) == 20
@@ -267,7 +254,7 @@ def test_every_event_can_be_written_to_the_standard_log(desk, archive, session, 
         session.view(talk.messages)
         session.answer(talk.call("restore_evidence", "{"))
     archive.flaky.fault = None
-    execute(desk, "UPDATE originals SET envelope = zeroblob(900)")
+    desk.execute("UPDATE originals SET envelope = ?", bytes(900))
     with pytest.raises(SealBrokenError):
         session.restore("r1")
     events = {record.getMessage().removeprefix("evidence_archive.") for record in caplog.records}
@@ -287,16 +274,9 @@ def test_every_event_can_be_written_to_the_standard_log(desk, archive, session, 
 # --- suspended for good -----------------------------------------------------------------------------------------
 
 
-def execute(desk, statement):
-    connection = sqlite3.connect(desk.database)
-    with connection:
-        connection.execute(statement)
-    connection.close()
-
-
 def test_a_suspension_for_integrity_is_durable_and_never_cools_down(desk, archive, session, owner, talk, clock):
     normal = half_archived(session, talk)
-    execute(desk, "UPDATE originals SET envelope = zeroblob(900)")
+    desk.execute("UPDATE originals SET envelope = ?", bytes(900))
     with pytest.raises(SealBrokenError):
         session.restore("r1")
     clock.advance(1_000_000)
@@ -323,7 +303,7 @@ def test_a_suspension_for_integrity_is_durable_and_never_cools_down(desk, archiv
 )
 def test_a_broken_audit_log_suspends_archiving_and_releases_nothing(desk, session, owner, talk, damage):
     normal = half_archived(session, talk)
-    execute(desk, damage)
+    desk.execute(damage)
     assert reason_of(session, ("r2", "n")) == "suspended"
     assert session.stats().suspended == "integrity"
     answer = session.answer(talk.call("restore_evidence", '{"id": "r1"}'))["content"]
@@ -332,7 +312,7 @@ def test_a_broken_audit_log_suspends_archiving_and_releases_nothing(desk, sessio
     )
     assert "worker 7" not in answer
     assert session.view(talk.messages)[: len(normal)] == normal
-    row = rows(desk.database, "sessions")[0]
+    row = desk.rows("sessions")[0]
     assert "integrity" in row  # written although it could not be audited
 
 
@@ -343,10 +323,10 @@ def test_a_suspension_that_could_not_be_written_counts_here_and_is_written_later
     archive.flaky.error = StoreUnavailableError("away")
     session.view(talk.messages)
     assert session.stats().suspended == "integrity"
-    assert "integrity" not in rows(desk.database, "sessions")[0]
+    assert "integrity" not in desk.rows("sessions")[0]
     archive.flaky.fault = None
     session.view(talk.messages)
-    assert "integrity" in rows(desk.database, "sessions")[0]
+    assert "integrity" in desk.rows("sessions")[0]
     assert reason_of(session, ("r2", "n")) == "suspended"
     archive.resume("case", principal=owner)
     assert session.archive([("r2", "n")]).result_ids == ("r2",)
@@ -356,14 +336,14 @@ def test_damage_that_a_program_s_restore_meets_suspends_even_when_nothing_can_be
     desk, archive, session, talk
 ):
     half_archived(session, talk)
-    execute(desk, "UPDATE originals SET envelope = zeroblob(900)")
+    desk.execute("UPDATE originals SET envelope = ?", bytes(900))
     archive.flaky.fault = UNWRITABLE
     with pytest.raises(SealBrokenError):
         session.restore("r1")
     assert session.stats().suspended == "integrity"
     archive.flaky.fault = None
     assert reason_of(session, ("r2", "n")) == "suspended"
-    assert "integrity" in rows(desk.database, "sessions")[0]
+    assert "integrity" in desk.rows("sessions")[0]
 
 
 def test_an_audit_entry_that_fails_for_want_of_the_store_is_no_integrity_trouble(archive, session, talk):
@@ -375,6 +355,6 @@ def test_an_audit_entry_that_fails_for_want_of_the_store_is_no_integrity_trouble
 
 def test_a_session_whose_row_was_removed_shows_originals_and_archives_nothing(desk, session, talk, tag):
     half_archived(session, talk)
-    execute(desk, "DELETE FROM sessions")
+    desk.execute("DELETE FROM sessions")
     assert session.view(talk.messages)[2]["content"] == f"[evidence r1 tag={tag}]\n{LONG}"
     assert reason_of(session, ("r2", "n")) == "suspended"

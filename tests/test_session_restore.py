@@ -2,13 +2,11 @@
 
 import json
 import re
-import sqlite3
 from hashlib import sha256
 from itertools import count
-from typing import Any
 
 import pytest
-from doubles import AWAY, UNAUDITED, UNCOMMITTED, Characters, arguments, batch_of, opened, policy_of, rows
+from doubles import AWAY, UNAUDITED, UNCOMMITTED, Characters, arguments, batch_of, opened, policy_of
 from hostile import hostile_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -260,12 +258,12 @@ def test_a_copy_archived_again_keeps_its_note_and_origin_only_and_restores_witho
     desk, session, owner, talk, selector
 ):
     kept(session, talk)
-    before = rows(desk.database, "originals")
+    before = desk.rows("originals")
     inner = unfenced(asked(session, talk, **selector))[2]
     talk.say()
     session.view(talk.messages)
     session.archive([("r2", "a copy, set aside again")])
-    assert rows(desk.database, "originals") == before
+    assert desk.rows("originals") == before
     note = session.view(talk.messages)[5]["content"]
     assert note.startswith("[archived r2 tag=")
     assert "restored from" not in note
@@ -286,7 +284,7 @@ def test_a_copy_of_a_copy_is_a_copy_of_the_original(desk, session, talk):
         session.view(talk.messages)
         session.archive([(f"r{number}", "again")])
     assert [info.restored_from for info in session.results()] == [None, "r1", "r1", "r1"]
-    assert len(rows(desk.database, "originals")) == 1
+    assert len(desk.rows("originals")) == 1
 
 
 def test_the_copy_of_a_part_has_no_other_parts(session, talk):
@@ -312,7 +310,7 @@ def test_a_copy_is_known_by_its_record_whatever_the_tool_is_called(desk, session
             assert [(info.id, info.restored_from) for info in who.results()] == [("r1", None), ("r2", "r1")]
     session.archive([("r2", "n")])
     assert session.restore("r2").content == LONG
-    assert len(rows(desk.database, "originals")) == 1
+    assert len(desk.rows("originals")) == 1
 
 
 def test_facts_attached_to_an_original_count_for_its_copies_and_the_reverse(session, talk):
@@ -443,42 +441,34 @@ def test_the_reason_is_in_the_log_sealed_and_nowhere_else(desk, archive, session
     (entry,) = [entry for entry in archive.audit(principal=owner).entries if entry.event == "restore.granted"]
     assert (entry.details["result"], entry.details["part"]) == ("r1", "pattern")
     assert entry.sealed_reason
-    assert b"Bello" not in desk.database.read_bytes()
+    assert b"Bello" not in desk.stored()
 
 
 # --- damage -----------------------------------------------------------------------------------------------------
 
 
-def execute(desk, statement: str, *values: Any) -> None:
-    connection = sqlite3.connect(desk.database)
-    with connection:
-        connection.execute(statement, values)
-    connection.close()
-
-
 def flip_a_bit(desk):
-    ((original_id, envelope),) = [(row[1], row[2]) for row in rows(desk.database, "originals")][:1]
+    ((original_id, envelope),) = [(row[1], row[2]) for row in desk.rows("originals")][:1]
     changed = bytearray(envelope)
     changed[-1] ^= 1
-    execute(desk, "UPDATE originals SET envelope = ? WHERE original_id = ?", bytes(changed), original_id)
+    desk.execute("UPDATE originals SET envelope = ? WHERE original_id = ?", bytes(changed), original_id)
 
 
 def remove_the_envelope(desk):
-    execute(desk, "DELETE FROM originals")
+    desk.execute("DELETE FROM originals")
 
 
 def put_plaintext(desk):
-    execute(desk, "UPDATE originals SET envelope = ?", LONG.encode())
+    desk.execute("UPDATE originals SET envelope = ?", LONG.encode())
 
 
 def empty_the_envelope(desk):
-    execute(desk, "UPDATE originals SET envelope = ?", b"")
+    desk.execute("UPDATE originals SET envelope = ?", b"")
 
 
 def claim_a_newer_version(desk):
-    for _, original_id, envelope in rows(desk.database, "originals"):
-        execute(
-            desk,
+    for _, original_id, envelope in desk.rows("originals"):
+        desk.execute(
             "UPDATE originals SET envelope = ? WHERE original_id = ?",
             envelope[:4] + b"\x7f" + envelope[5:],
             original_id,
@@ -486,19 +476,12 @@ def claim_a_newer_version(desk):
 
 
 def edit_the_row(desk):
-    execute(desk, "UPDATE results SET sensitivity = 'harmless' WHERE number = 1")
+    desk.execute("UPDATE results SET sensitivity = 'harmless' WHERE number = 1")
 
 
 def swap_two_keys(desk):
-    closed = [row[0] for row in _column(desk, "SELECT closed FROM results WHERE number < 3 ORDER BY number")]
-    execute(desk, "UPDATE results SET closed = ? WHERE number = 1", closed[1])
-
-
-def _column(desk, statement):
-    connection = sqlite3.connect(desk.database)
-    found = connection.execute(statement).fetchall()
-    connection.close()
-    return found
+    closed = [row[0] for row in desk.execute("SELECT closed FROM results WHERE number < 3 ORDER BY number")]
+    desk.execute("UPDATE results SET closed = ? WHERE number = 1", closed[1])
 
 
 @pytest.mark.parametrize(
@@ -517,7 +500,7 @@ def _column(desk, statement):
 def test_damage_is_never_released_and_suspends_archiving_for_good(desk, archive, session, owner, talk, damage, by):
     read(session, talk, LONG, LONG[::-1], LONG * 2)
     session.archive([("r1", "n"), ("r2", "n")])
-    saved = desk.database.read_bytes()
+    saved = desk.saved()
     damage(desk)
     for result_id in ("r1", "r2"):  # whichever was damaged
         if by == "model":
@@ -552,7 +535,7 @@ def test_damage_is_never_released_and_suspends_archiving_for_good(desk, archive,
     assert session.stats().suspended is None
     events = [entry.event for entry in archive.audit(principal=owner).entries]
     assert {"restore.failed", "session.suspended", "session.resumed"} <= set(events)
-    assert saved != desk.database.read_bytes()
+    assert saved != desk.saved()
 
 
 def test_without_damage_the_same_steps_suspend_nothing(session, talk):

@@ -11,7 +11,7 @@ from threading import Barrier, Thread
 from typing import Any
 
 import pytest
-from doubles import Characters, opened, policy_of, rows
+from doubles import Characters, opened, policy_of
 from hostile import forgeries, hostile_ids, hostile_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -403,7 +403,7 @@ def test_two_processes_that_meet_results_at_once_give_each_one_id(desk, archive,
         assert rival.view(talk.messages) == view
     ids = [message["content"].split(" ")[1] for message in view[2::2]]
     assert sorted(ids) == (["r1", "r2", "r4"] if order == "other" else ["r1", "r2", "r3"])
-    assert len(rows(desk.database, "results")) == (4 if order == "other" else 3)
+    assert len(desk.rows("results")) == (4 if order == "other" else 3)
 
 
 _ELSEWHERE = """
@@ -494,7 +494,7 @@ def test_threads_that_view_one_session_give_each_original_one_id(desk, archive, 
         thread.join()
     assert errors == []
     assert len(set(views)) == 1
-    assert len(rows(desk.database, "results")) == 12
+    assert len(desk.rows("results")) == 12
     assert [info.id for info in sessions[0].results()] == [f"r{number}" for number in range(1, 13)]
 
 
@@ -522,5 +522,5 @@ def test_threads_that_archive_the_same_results_archive_each_once(desk, archive, 
         thread.join()
     assert sorted(accepted) == [(f"r{number}",) for number in range(1, 7)]
     assert refused == ["already_archived"] * 30
-    assert len(rows(desk.database, "originals")) == 6
+    assert len(desk.rows("originals")) == 6
     assert session.view(talk.messages) == other.view(talk.messages)

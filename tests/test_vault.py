@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -48,9 +46,12 @@ def filled(archive: Archive, name: str = "case") -> Any:
 
 
 def originals_kept(desk: Desk) -> int:
-    with closing(sqlite3.connect(desk.database)) as straight:
-        found: int = straight.execute("SELECT count(*) FROM originals").fetchone()[0]
-    return found
+    return len(desk.rows("originals"))
+
+
+def nothing_made(desk: Desk) -> bool:
+    """Whether there is neither a file nor a row."""
+    return not desk.database.exists() if desk.server is None else desk.stored() == b""
 
 
 # --- keys -------------------------------------------------------------------------------------------------------
@@ -62,7 +63,7 @@ def test_another_key_file_is_a_wrong_key_and_changes_nothing(desk: Desk) -> None
     right = desk.folder / "right.keys"
     desk.keys.rename(right)
     new_keys(desk.keys)
-    before = desk.database.read_bytes()
+    before = desk.saved()
     for verb in (
         lambda archive: archive.session("case", OWNER),
         lambda archive: archive.restore("case", "r1", principal=OWNER),
@@ -72,7 +73,7 @@ def test_another_key_file_is_a_wrong_key_and_changes_nothing(desk: Desk) -> None
     ):
         with desk.open() as archive, pytest.raises(WrongKeyError, match="not the one"):
             verb(archive)
-    assert desk.database.read_bytes() == before
+    assert desk.saved() == before
     with desk.open(keys=right) as archive:
         assert archive.restore("case", "r1", principal=OWNER).content == CONTENT
 
@@ -81,14 +82,14 @@ def test_a_missing_key_file_is_said_before_anything_is_made(desk: Desk) -> None:
     desk.keys.unlink()
     with pytest.raises(KeyNotFoundError, match="no key file"):
         desk.open()
-    assert not desk.database.exists()
+    assert nothing_made(desk)
 
 
 def test_a_missing_variable_is_said_before_anything_is_made(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_KEYS", raising=False)
     with pytest.raises(KeyNotFoundError):
         desk.open(keys="env:NO_SUCH_KEYS")
-    assert not desk.database.exists()
+    assert nothing_made(desk)
 
 
 def test_a_variable_with_the_content_of_the_key_file_opens_the_same_store(
@@ -115,9 +116,8 @@ def test_a_damaged_wrapped_key_is_damage_and_not_a_wrong_key(desk: Desk, column:
     with desk.open() as archive:
         filled(archive)
     table, name = column.split(".")
-    with closing(sqlite3.connect(desk.database)) as straight:
-        straight.execute(f"UPDATE {table} SET {name} = zeroblob(length({name}))")
-        straight.commit()
+    ((size,),) = desk.execute(f"SELECT length({name}) FROM {table}")
+    desk.execute(f"UPDATE {table} SET {name} = ?", bytes(size))
     with desk.open() as archive, pytest.raises(SealBrokenError) as caught:
         archive.restore("case", "r1", principal=OWNER)
     assert not isinstance(caught.value, KeyringError)
@@ -216,8 +216,7 @@ def test_the_report_has_the_root_of_what_is_there_and_the_entries_from_where_it_
         late = archive.audit(principal=OWNER, start=whole.size - 2)
         assert (late.entries, late.root_hex) == (whole.entries[-2:], whole.root_hex)
         assert archive.audit(principal=OWNER, start=10_000).entries == ()
-    with closing(sqlite3.connect(desk.database)) as straight:
-        leaves = [row[0] for row in straight.execute("SELECT leaf FROM audit_leaves ORDER BY seq")]
+    leaves = [row[0] for row in desk.execute("SELECT leaf FROM audit_leaves ORDER BY seq")]
     assert whole.root_hex == root_of([leaf_hash(leaf) for leaf in leaves]).hex()
 
 
@@ -268,9 +267,7 @@ def test_a_log_longer_than_one_read_is_read_to_its_end(around: Surroundings) -> 
 
 def test_the_report_says_how_many_of_how_many_are_there(around: Surroundings, desk: Desk) -> None:
     made(around, [entry] * 9)
-    with closing(sqlite3.connect(desk.database)) as straight:
-        straight.execute("DELETE FROM audit_leaves WHERE seq = 4")
-        straight.commit()
+    desk.execute("DELETE FROM audit_leaves WHERE seq = 4")
     report = open_vault(around, "o").audit_report(0)
     assert report.findings == ("Entry 4 is missing.", "The head counts 9 entries, 4 are there in order.")
 
@@ -278,19 +275,20 @@ def test_the_report_says_how_many_of_how_many_are_there(around: Surroundings, de
 # --- nothing before the log has it ------------------------------------------------------------------------------
 
 
-def refuse_commits(archive: Archive) -> None:
+def refuse_commits(archive: Archive, desk: Desk) -> None:
     """From now on no commit of this archive goes through."""
     from sqlalchemy import event
 
     engine = archive._around.store._engine.engine  # type: ignore[attr-defined]
-    event.listen(engine, "checkout", lambda connection, *_: connection.execute("PRAGMA query_only=ON"))
+    read_only = "PRAGMA query_only=ON" if desk.server is None else "SET default_transaction_read_only=on"
+    event.listen(engine, "checkout", lambda connection, *_: connection.execute(read_only))
 
 
 def test_a_grant_that_the_log_does_not_take_releases_nothing(desk: Desk) -> None:
     with desk.open() as archive:
         session = filled(archive)
         before = archive.audit(principal=OWNER).size
-        refuse_commits(archive)
+        refuse_commits(archive, desk)
         with pytest.raises(StoreUnavailableError):
             session.restore("r1")
         with pytest.raises(StoreUnavailableError):
@@ -301,7 +299,7 @@ def test_a_grant_that_the_log_does_not_take_releases_nothing(desk: Desk) -> None
 def test_a_denial_that_the_log_does_not_take_is_an_error_of_the_store(desk: Desk) -> None:
     with desk.open() as archive:
         filled(archive)
-        refuse_commits(archive)
+        refuse_commits(archive, desk)
         with pytest.raises(StoreUnavailableError):
             archive.restore("case", "r99", principal=OWNER)
 
@@ -311,7 +309,7 @@ def test_an_archive_that_released_first_would_be_caught(desk: Desk, monkeypatch:
 
     with desk.open() as archive:
         session = filled(archive)
-        refuse_commits(archive)
+        refuse_commits(archive, desk)
         granted = Restoring.granted
 
         def late(self: Restoring, *given: Any, **named: Any) -> None:
@@ -363,9 +361,7 @@ def test_a_copy_whose_origin_was_removed_is_damage_and_not_unknown(desk: Desk) -
         talk.say()
         session.view(talk.messages)
         session.archive([("r2", "a copy")])
-    with closing(sqlite3.connect(desk.database)) as straight:
-        straight.execute("DELETE FROM results WHERE number = 1")
-        straight.commit()
+    desk.execute("DELETE FROM results WHERE number = 1")
     with desk.open() as archive:
         with pytest.raises(SealBrokenError, match="removed"):
             archive.restore("case", "r2", principal=OWNER)
@@ -391,7 +387,8 @@ def test_a_copy_of_a_part_gives_that_part_and_no_other(desk: Desk) -> None:
             archive.restore("case", "r2", principal=OWNER, lines="1-2")
 
 
-def test_a_database_and_its_keys_moved_together_open_elsewhere(desk: Desk) -> None:
+def test_a_database_and_its_keys_moved_together_open_elsewhere(sqlite_desk: Desk) -> None:
+    desk = sqlite_desk
     with desk.open() as archive:
         filled(archive)
     elsewhere = desk.folder / "elsewhere"

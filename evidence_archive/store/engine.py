@@ -1,82 +1,26 @@
-"""Connections: which durability a database gives, and how its errors become ours.
-
-SQLite's journal mode is chosen by the version that is *linked*: 3.7.0 to 3.51.2 can lose committed transactions in
-WAL mode with several connections (fixed in 3.51.3, 3.50.7 and 3.44.6; https://sqlite.org/wal.html#walresetbug), so
-older ones run TRUNCATE with synchronous=EXTRA. Every PRAGMA is read back.
-"""
+"""What every engine shares: a pool, turns at it, and the kinds of transactions the store asks for."""
 
 import os
-import sqlite3
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePool
+from sqlalchemy import Connection, Engine, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import PoolProxiedConnection
 
-from evidence_archive.errors import MisuseError, SealBrokenError, StoreBusyError, StoreError, StoreUnavailableError
+from evidence_archive.errors import MisuseError, StoreBusyError, StoreError
 
-__all__ = ["SqliteEngine", "journal_rules", "open_engine", "translated"]
+__all__ = ["POOL_CONNECTIONS_MAX", "SqlEngine", "Turn", "open_engine"]
 
 POOL_CONNECTIONS_MAX = 16
 """Connections per process; a thread beyond them waits for one, at most as long as for a lock."""
 
-_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-_SAYS = {
-    sqlite3.SQLITE_FULL: "The disk or the database is full: free space and try again; nothing was half written.",
-    sqlite3.SQLITE_READONLY: "The database is read-only here: check the file's and the folder's permissions.",
-    sqlite3.SQLITE_CANTOPEN: "The database file cannot be opened: check that it exists and its permissions.",
-    sqlite3.SQLITE_IOERR: "The disk reported an I/O error: check the disk; nothing was half written.",
-    sqlite3.SQLITE_CORRUPT: "The database file is damaged: keep a copy of it and restore a backup.",
-    sqlite3.SQLITE_NOTADB: "The file is not a SQLite database: check the URL.",
-    sqlite3.SQLITE_PERM: "The database file may not be opened: check its permissions.",
-}
 
-
-def journal_rules(version: tuple[int, int, int]) -> tuple[str, int]:
-    """Journal mode and ``synchronous`` level for a linked SQLite: ``("wal", 2)`` or ``("truncate", 3)``.
-
-    Args:
-        version: such as ``(3, 40, 1)``.
-    """
-    fixed = version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51, 0) or (3, 44, 6) <= version < (3, 45, 0)
-    return ("wal", 2) if fixed else ("truncate", 3)
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """Turn whatever the driver raises into an error of ours, without its text.
-
-    Raises:
-        StoreBusyError: the database is locked for longer than the caller may wait.
-        StoreUnavailableError: file, disk or permissions are not as they should be.
-        SealBrokenError: a stored text is not text.
-        StoreError: anything else the database refused.
-    """
-    try:
-        yield
-    except (DBAPIError, sqlite3.Error) as error:
-        if isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode"):
-            # It is Python that could not decode a stored text, not SQLite that failed.
-            raise SealBrokenError("A stored row is not what was written: a text in it is not text.") from error
-        code = getattr(getattr(error, "orig", error), "sqlite_errorcode", 0) & 0xFF
-        if code in _BUSY:
-            raise StoreBusyError("The database is locked by another writer: try again.") from error
-        said = _SAYS.get(code)
-        if said is None:
-            raise StoreError("The database refused the operation; nothing was half written.") from error
-        raise StoreUnavailableError(said) from error
-    except UnicodeDecodeError as error:  # SQLite quoted damaged bytes in a message of its own
-        raise StoreUnavailableError(_SAYS[sqlite3.SQLITE_CORRUPT]) from error
-    except SQLAlchemyError as error:  # a pool that is exhausted, a connection that was invalidated
-        raise StoreUnavailableError("No connection to the database could be had: try again.") from error
-
-
-class _Turn:
+class Turn:
     """One use of a connection, and what has to be given back after it."""
 
     __slots__ = ("connection",)
@@ -85,131 +29,86 @@ class _Turn:
         self.connection: PoolProxiedConnection | None = None
 
 
-class SqliteEngine:
-    """Connections to one SQLite file, with its durability rules.
+class SqlEngine(ABC):
+    """Connections to one database; a subclass says how a transaction begins and what an error means.
 
-    Args:
-        url: ``sqlite:///path``; an in-memory database is refused, because it keeps nothing.
-        create: make the file (0600) where it does not exist.
-
-    Raises:
-        StoreError: the URL names no file.
-        StoreUnavailableError: the file is missing or cannot be opened.
+    Statements are written with SQLAlchemy, but run on the driver's connection out of SQLAlchemy's pool: what its
+    execution layer adds to each would cost more than the database itself.
     """
 
-    def __init__(self, url: URL, *, create: bool) -> None:
-        if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
-            raise StoreError("Name a file, such as sqlite:///evidence.db: a database in memory keeps nothing.")
-        if url.host or url.port or url.username or url.password or url.query:
-            raise StoreError("The URL names more than a file: write three slashes and a path, sqlite:///evidence.db.")
-        if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in url.database):
-            raise StoreError("The path in the URL holds a NUL or a lone surrogate: write another name.")
-        self.path = Path(url.database).absolute()
-        self._create = create
+    engine: Engine
+    """SQLAlchemy's: the pool, and the dialect statements are compiled for."""
+
+    version_table_sql: str
+    """Gives a row that is not NULL where the table ``evidence_archive_version`` is there."""
+
+    def __init__(self) -> None:
         self._pid = os.getpid()
-        self._turns: set[_Turn] = set()
+        self._closed = False
+        self._turns: set[Turn] = set()
         self._turns_changed = threading.Condition()
-        self._opening = threading.local()
-        self.journal_mode, self.synchronous = journal_rules(sqlite3.sqlite_version_info)
-        if create:
-            self._make_file()
-        self.engine: Engine = create_engine(
-            "sqlite+pysqlite://",
-            creator=self._connect,
-            poolclass=QueuePool,
-            pool_size=POOL_CONNECTIONS_MAX,
-            max_overflow=0,
-            isolation_level="AUTOCOMMIT",
-            hide_parameters=True,
-        )  # whatever transaction a connection is in, the pool rolls it back before anybody has it again
-        event.listen(self.engine, "connect", self._on_connect)
-        event.listen(self.engine, "checkout", self._on_checkout)
 
     @property
-    def beside(self) -> Path:
-        """The directory for large originals beside the file."""
-        return self.path.with_name(f"{self.path.name}.objects")
+    def beside(self) -> Path | None:
+        """The directory for large originals that goes with the database, where it is a file."""
+        return None
 
-    def _make_file(self) -> None:
-        try:
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-        except OSError as error:
-            raise StoreUnavailableError(
-                "The database file cannot be created: check that the folder exists and can be written."
-            ) from error
+    @abstractmethod
+    def translated(self) -> AbstractContextManager[None]:
+        """Turns whatever the driver raises into an error of ours, without its text."""
 
-    def _connect(self) -> sqlite3.Connection:
-        identity = self._identity()
-        connection = None
-        try:
-            connection = sqlite3.connect(
-                f"file:{quote(str(self.path))}?mode=rw",
-                uri=True,
-                timeout=self._opening.wait_ms / 1_000,  # reading the first page already waits for a lock
-                isolation_level=None,
-                check_same_thread=False,
-                cached_statements=256,
-            )
-            connection.execute("PRAGMA journal_mode").fetchone()  # the file is opened lazily: fail here, not later
-            self._set(connection, "journal_mode", self.journal_mode)
-            self._set(connection, "synchronous", self.synchronous)
-            self._set(connection, "foreign_keys", 1)
-            self._set(connection, "trusted_schema", 0)
-            self._set(connection, "secure_delete", 1)
-            self._set(connection, "temp_store", 2)
-            connection.execute("PRAGMA fullfsync=ON")  # a no-op outside macOS
-            if self._identity() != identity:
-                raise StoreUnavailableError("The database file was replaced while it was opened: try again.")
-            self._opening.identity = identity
-        except BaseException:
-            if connection is not None:
-                connection.close()
-            raise
-        return connection
+    @abstractmethod
+    def peeking(self, wait_ms: int, org: str = "") -> AbstractContextManager[PoolProxiedConnection]:
+        """A connection for one single statement that reads.
 
-    @staticmethod
-    def _set(connection: sqlite3.Connection, pragma: str, value: str | int) -> None:
-        if connection.execute(f"PRAGMA {pragma}").fetchone() == (value,):
-            return
-        connection.execute(f"PRAGMA {pragma}={value}")
-        if connection.execute(f"PRAGMA {pragma}").fetchone() != (value,):
-            raise StoreError(f"SQLite does not accept {pragma}={value}, which durability needs.")
+        Args:
+            wait_ms: bound on waiting for a lock, or for a turn, in milliseconds.
+            org: the only one whose rows the statement may meet.
+        """
 
-    def _on_connect(self, _connection: Any, record: ConnectionPoolEntry) -> None:
-        record.info["identity"] = self._opening.identity
+    @abstractmethod
+    def reading(self, wait_ms: int, org: str = "") -> AbstractContextManager[PoolProxiedConnection]:
+        """A consistent snapshot for several statements; arguments as for :meth:`peeking`."""
 
-    def _on_checkout(self, _connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
-        if record.info["identity"] != self._identity():
-            # Open descriptors still point at the old file: what they commit, nobody will ever read.
-            self.engine.dispose()
-            record.invalidate()
-            raise StoreUnavailableError("The database file was replaced while open: its connections were given up.")
+    @abstractmethod
+    def writing(self, wait_ms: int, org: str = "") -> AbstractContextManager[PoolProxiedConnection]:
+        """A transaction: committed when the block ends, rolled back when it raises; arguments as for `peeking`."""
 
-    def _identity(self) -> tuple[int, int]:
-        try:
-            stat = self.path.stat()
-        except OSError as error:
-            raise StoreUnavailableError(
-                "The database file is gone or cannot be reached: put it back; nothing is lost that the messages hold."
-            ) from error
-        return stat.st_dev, stat.st_ino
+    @abstractmethod
+    def administering(self, wait_ms: int) -> AbstractContextManager[Connection]:
+        """SQLAlchemy's own connection in a transaction that no other migration runs beside."""
+
+    def cursor(self, connection: PoolProxiedConnection) -> Any:
+        """The driver's cursor on a connection, for statements compiled with their parameters by position."""
+        driver: Any = connection.driver_connection
+        return driver.cursor()
+
+    @abstractmethod
+    def _ready(self, wait_ms: int) -> None:
+        """Called in a turn, before a connection is taken."""
+
+    def _tuned(self, connection: PoolProxiedConnection, wait_ms: int) -> None:  # noqa: B027 - not all need it
+        """Called for every connection that is taken."""
 
     @contextmanager
     def connection(self, wait_ms: int) -> Iterator[PoolProxiedConnection]:
-        """A connection in autocommit mode that waits at most ``wait_ms`` milliseconds for a lock, or for its turn.
-
-        It is the driver's, out of SQLAlchemy's pool: statements are written with SQLAlchemy, but what its execution
-        layer adds to each would cost more than SQLite itself.
+        """A connection in autocommit mode, had within ``wait_ms`` milliseconds.
 
         Raises:
-            MisuseError: the archive was opened in another process.
+            MisuseError: the archive was opened in another process, or is closed.
             StoreBusyError: it waited that long for a connection, or for a lock.
-            StoreUnavailableError: the file is gone, was replaced, or cannot be used.
+            StoreUnavailableError: the database cannot be reached or used.
         """
+        with self._held(Turn(), wait_ms) as connection:
+            yield connection
+
+    @contextmanager
+    def _held(self, turn: Turn, wait_ms: int) -> Iterator[PoolProxiedConnection]:
         if os.getpid() != self._pid:
             raise MisuseError("This archive was opened in another process: open it again after fork.")
-        turn = _Turn()
-        with translated():
+        if self._closed:
+            raise MisuseError("This archive was closed: open it again.")
+        with self.translated():
             try:
                 try:
                     yield self._begun(turn, wait_ms)
@@ -219,102 +118,61 @@ class SqliteEngine:
                 self._ended(turn)  # an interrupt may have fallen into the first time
                 raise
 
-    def _begun(self, turn: "_Turn", wait_ms: int) -> PoolProxiedConnection:
+    def _begun(self, turn: Turn, wait_ms: int) -> PoolProxiedConnection:
         with self._turns_changed:
             if not self._turns_changed.wait_for(self._has_turns, wait_ms / 1_000):
                 raise StoreBusyError("All connections to the database are in use: try again.")
             self._turns.add(turn)
-        self._identity()
-        self._opening.wait_ms = wait_ms
+        self._ready(wait_ms)
         connection = turn.connection = self.engine.raw_connection()
-        if connection.info.get("wait_ms") != wait_ms:
-            driver: Any = connection.driver_connection
-            driver.execute(f"PRAGMA busy_timeout={int(wait_ms)}")
-            connection.info["wait_ms"] = wait_ms
+        self._tuned(connection, wait_ms)
         return connection
 
     def _has_turns(self) -> bool:
         return len(self._turns) < POOL_CONNECTIONS_MAX
 
-    def _ended(self, turn: "_Turn") -> None:
+    def _ended(self, turn: Turn) -> None:
         """Give everything back; a second time changes nothing."""
         if turn.connection is not None:
+            if self._closed:  # the pool it came from is gone
+                turn.connection.invalidate()
             turn.connection.close()
         with self._turns_changed:
             self._turns.discard(turn)
             self._turns_changed.notify()
 
-    @contextmanager
-    def reading(self, wait_ms: int) -> Iterator[PoolProxiedConnection]:
-        """A consistent snapshot for several statements."""
-        with self.connection(wait_ms) as connection:
-            yield from self._transaction(connection, "BEGIN")
-
-    @contextmanager
-    def writing(self, wait_ms: int) -> Iterator[PoolProxiedConnection]:
-        """The write lock, taken at once; committed when the block ends, rolled back when it raises."""
-        with self.connection(wait_ms) as connection:
-            yield from self._transaction(connection, "BEGIN IMMEDIATE")
-
-    def _transaction(self, connection: PoolProxiedConnection, begin: str) -> Iterator[PoolProxiedConnection]:
-        driver: Any = connection.driver_connection
-        try:
-            driver.execute(begin)
-            yield connection
-            if connection.info.get("identity") != self._identity():
-                raise StoreUnavailableError(
-                    "The database file was replaced during the operation; nothing was written."
-                )
-            driver.execute("COMMIT")
-        except BaseException:
-            try:
-                if driver.in_transaction:
-                    driver.execute("ROLLBACK")
-            except sqlite3.Error:  # whatever state it is in, nobody shall use it again
-                connection.invalidate()
-            raise
-
-    @contextmanager
-    def administering(self, wait_ms: int) -> Iterator[Connection]:
-        """SQLAlchemy's own connection under the write lock, for migrations."""
-        self._opening.wait_ms = wait_ms
-        with translated(), self.engine.connect() as connection:
-            connection.exec_driver_sql(f"PRAGMA busy_timeout={int(wait_ms)}")
-            connection.info["wait_ms"] = wait_ms
-            try:
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
-                yield connection
-                connection.exec_driver_sql("COMMIT")
-            except BaseException:
-                driver: Any = connection.connection.driver_connection
-                if driver.in_transaction:
-                    driver.execute("ROLLBACK")
-                raise
-
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; those in use are closed when their use ends."""
         if os.getpid() == self._pid:
+            self._closed = True
             self.engine.dispose()
 
 
-def open_engine(url: str, *, create: bool) -> SqliteEngine:
+def open_engine(url: str, *, create: bool) -> SqlEngine:
     """The engine for a database URL.
 
     Args:
-        url: ``sqlite:///relative.db`` or ``sqlite:////absolute.db``.
-        create: make the database where it does not exist.
+        url: ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or ``postgresql://user@host/database``.
+        create: make an SQLite file where it does not exist; a PostgreSQL database is made by its operator.
 
     Raises:
-        StoreError: the URL cannot be used.
+        StoreError: the URL cannot be used, or the database is not safe to use.
         StoreUnavailableError: the database cannot be reached.
     """
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:  # a port that is no number is a ValueError
         raise StoreError("The database URL cannot be read: write, for example, sqlite:///evidence.db.") from error
-    if parsed.get_backend_name() != "sqlite":
-        raise StoreError("This version stores in SQLite: write, for example, sqlite:///evidence.db.")
-    engine = SqliteEngine(parsed, create=create)
-    if not create and not os.path.exists(engine.path):  # Path.exists raises for a name too long
-        raise StoreUnavailableError("There is no database at this URL: check the path, or let a program create it.")
-    return engine
+    engine: Any
+    if parsed.drivername == "sqlite" or parsed.drivername.startswith("sqlite+"):
+        from evidence_archive.store.sqlite import SqliteEngine as engine  # noqa: N813 - whichever it is
+    elif parsed.drivername in ("postgresql", "postgresql+psycopg"):
+        try:
+            import psycopg  # noqa: F401 - asks whether it is there
+        except ImportError as error:
+            raise StoreError("PostgreSQL needs a driver: install evidence-archive[postgres].") from error
+        from evidence_archive.store.postgres import PostgresEngine as engine  # noqa: N813
+    else:
+        raise StoreError("Name SQLite or PostgreSQL: sqlite:///evidence.db or postgresql://user@host/database.")
+    opened: SqlEngine = engine(parsed, create=create)
+    return opened

@@ -8,27 +8,30 @@ from sqlalchemy import Connection, inspect, text
 from evidence_archive.errors import UnsupportedVersionError
 
 if TYPE_CHECKING:
-    from evidence_archive.store.engine import SqliteEngine
+    from evidence_archive.store.engine import SqlEngine
 
 __all__ = ["SCHEMA_REVISION", "prepare_schema"]
 
-SCHEMA_REVISION = "0002"
-"""The newest migration this version knows; test_schema holds it equal to the files."""
+_KNOWN = ("0001", "0002")
+"""Every migration this version knows, in order; test_schema holds them equal to the files."""
 
-_KNOWN = frozenset({"0001", "0002"})
-_HAS_VERSION = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'evidence_archive_version'"
+SCHEMA_REVISION = _KNOWN[-1]
+"""What a database is brought to."""
+
 _VERSION = "SELECT version_num FROM evidence_archive_version"
 
 
-def prepare_schema(engine: "SqliteEngine", *, wait_ms: int) -> None:
-    """Make the schema or bring it up to date, in one transaction under the write lock.
+def prepare_schema(engine: "SqlEngine", *, wait_ms: int) -> None:
+    """Make the schema or bring it up to date, in one transaction that no other migration runs beside.
 
     Raises:
         UnsupportedVersionError: a newer version of this library wrote it.
     """
-    with engine.connection(wait_ms) as connection:
+    with engine.peeking(wait_ms) as connection:
         driver: Any = connection.driver_connection
-        if driver.execute(_HAS_VERSION).fetchone() and driver.execute(_VERSION).fetchone() == (SCHEMA_REVISION,):
+        if driver.execute(engine.version_table_sql).fetchone() and driver.execute(_VERSION).fetchone() == (
+            SCHEMA_REVISION,
+        ):
             return
     with engine.administering(wait_ms) as administering:
         if _revision(administering) != SCHEMA_REVISION:  # another process may have been first

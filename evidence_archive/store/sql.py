@@ -30,7 +30,7 @@ from evidence_archive.ports import (
 )
 from evidence_archive.proof.merkle import Frontier, leaf_hash
 from evidence_archive.store import tables as t
-from evidence_archive.store.engine import SqliteEngine, open_engine, translated
+from evidence_archive.store.engine import SqlEngine, open_engine
 from evidence_archive.store.rows import Shape
 from evidence_archive.store.schema import prepare_schema
 
@@ -62,10 +62,12 @@ class _Statement:
     Args:
         core: written in SQLAlchemy Core.
         names: its parameters, in the order callers give them.
+        ending: what both databases understand and Core has no word for.
     """
 
-    def __init__(self, core: ClauseElement, *names: str) -> None:
+    def __init__(self, core: ClauseElement, *names: str, ending: str = "") -> None:
         self._core = core
+        self._ending = ending
         self._names = names
         self._compiled: dict[str, tuple[str, Callable[[Any], Any]]] = {}
 
@@ -78,23 +80,30 @@ class _Statement:
             added = tuple(compiled.params[name] for name in compiled.positiontup if name not in self._names)
             known = [*self._names, *(name for name in compiled.positiontup if name not in self._names)]
             order = [known.index(name) for name in compiled.positiontup]
+            text = f"{compiled}{self._ending}"
             if order == list(range(len(order))) and not added:
-                found = str(compiled), tuple
+                found = text, tuple
             elif len(order) > 1 and not added:
-                found = str(compiled), itemgetter(*order)
+                found = text, itemgetter(*order)
             else:
-                found = str(compiled), lambda values: tuple([(*values, *added)[at] for at in order])
+                found = text, lambda values: tuple([(*values, *added)[at] for at in order])
             self._compiled[dialect.name] = found
         return found
 
 
-def _select(table: Any, *names: str) -> _Statement:
+def _select(table: Any, *names: str, lock: bool = False) -> _Statement:
     """Rows of a table by equality of the named columns, always with the org first."""
     columns = table.c
     core = select(table).where(columns.org == bindparam("org"), *(columns[name] == bindparam(name) for name in names))
-    return _Statement(core, "org", *names)
+    return _Statement(core.with_for_update() if lock else core, "org", *names)
 
 
+# SQLite locks the whole database at BEGIN IMMEDIATE, and FOR UPDATE compiles to nothing; PostgreSQL locks these rows.
+# The order is the same in every transaction, so that none waits for another in a circle: the org's audit head, if it
+# is audited; then the session; then that session's key and results. Nobody writes a session's rows without its lock.
+# The head is locked by a statement of its own: what follows then sees everything that its last holder committed.
+_LOCK_HEAD = _select(t.AUDIT_HEADS, lock=True)
+_LOCK_SESSION = _select(t.SESSIONS, "session_id", lock=True)
 _SELECT_SESSION = _select(t.SESSIONS, "session_id")
 _SELECT_SESSIONS = _Statement(
     select(t.SESSIONS)
@@ -114,15 +123,14 @@ _SELECT_RESULTS = _Statement(
     "scope_id",
     "after_version",
 )
-_FIND = _Statement(
+_FOUND = (
     select(t.SESSIONS, t.SCOPES, t.RESULTS)
     .join(t.SCOPES, (_K.org == _S.org) & (_K.scope_id == _S.scope_id))
     .join(t.RESULTS, (_R.org == _S.org) & (_R.scope_id == _S.scope_id))
-    .where(_S.org == bindparam("org"), _S.session_id == bindparam("session_id"), _R.number == bindparam("number")),
-    "org",
-    "session_id",
-    "number",
+    .where(_S.org == bindparam("org"), _S.session_id == bindparam("session_id"), _R.number == bindparam("number"))
 )
+_FIND = _Statement(_FOUND, "org", "session_id", "number")
+_LOCK_FOUND = _Statement(_FOUND.with_for_update(), "org", "session_id", "number")
 _SELECT_ENVELOPE = _Statement(
     select(t.ORIGINALS.c.envelope).where(
         t.ORIGINALS.c.org == bindparam("org"), t.ORIGINALS.c.original_id == bindparam("original_id")
@@ -164,10 +172,10 @@ _SELECT_LEAVES = _Statement(
 _SELECT_ORG = _select(t.ORGS)
 
 
-def _inserting(table: Any) -> _Statement:
+def _inserting(table: Any, *, ending: str = "") -> _Statement:
     """INSERT of every column, in the table's order."""
     names = [column.name for column in table.c]
-    return _Statement(insert(table).values({name: bindparam(name) for name in names}), *names)
+    return _Statement(insert(table).values({name: bindparam(name) for name in names}), *names, ending=ending)
 
 
 def _updating(shape: Shape[Any]) -> _Statement:
@@ -183,13 +191,15 @@ def _updating(shape: Shape[Any]) -> _Statement:
     return _Statement(core, *names)
 
 
-_INSERTS = {shape: _inserting(shape.table) for shape in (_ORG, _SCOPE, _SESSION, _RESULT, _OBJECT, _BATCH, _HEAD)}
+_INSERTS = {shape: _inserting(shape.table) for shape in (_SCOPE, _SESSION, _RESULT, _OBJECT, _BATCH, _HEAD)}
 _UPDATES = {shape: _updating(shape) for shape in (_SESSION, _RESULT, _OBJECT, _HEAD)}
 _DELETE_OBJECT = _Statement(
     delete(t.OBJECTS).where(_O.org == bindparam("org"), _O.original_id == bindparam("original_id")),
     "org",
     "original_id",
 )
+_CLAIM_ORG = _inserting(t.ORGS, ending=" ON CONFLICT DO NOTHING")
+"""Waits for another creator's end; changes no row where that one made the org."""
 _INSERT_LEAF = _inserting(t.AUDIT_LEAVES)
 _INSERT_ORIGINAL = _inserting(t.ORIGINALS)
 
@@ -197,9 +207,11 @@ _INSERT_ORIGINAL = _inserting(t.ORIGINALS)
 class SqlReader:
     """One org's rows over one connection; see :class:`evidence_archive.ports.Reader`."""
 
-    def __init__(self, engine: SqliteEngine, connection: PoolProxiedConnection, org: str, row_key: bytes) -> None:
+    _session_statement, _find_statement = _SELECT_SESSION, _FIND
+
+    def __init__(self, engine: SqlEngine, connection: PoolProxiedConnection, org: str, row_key: bytes) -> None:
         self._dialect = engine.engine.dialect
-        self._driver: Any = connection.driver_connection
+        self._driver: Any = engine.cursor(connection)
         self._org = org
         self._row_key = row_key
 
@@ -213,8 +225,8 @@ class SqlReader:
         return rows[0] if rows else None
 
     def session(self, session_id: str) -> SessionRow | None:
-        """The session of this id."""
-        row = self._one(_SELECT_SESSION, session_id)
+        """The session of this id; in a writer it is locked until the transaction ends."""
+        row = self._one(self._session_statement, session_id)
         return None if row is None else _SESSION.opened(self._row_key, row)
 
     def sessions(self, after: str, count: int) -> list[SessionRow]:
@@ -232,8 +244,8 @@ class SqlReader:
         return [_RESULT.opened(self._row_key, row) for row in rows]
 
     def find(self, session_id: str, number: int) -> tuple[SessionRow, ScopeRow, ResultRow] | None:
-        """A result with its session and key, in exactly one statement whether or not it is there."""
-        row = self._one(_FIND, session_id, number)
+        """A result with its session and key, in one statement whether or not it is there; a writer locks them."""
+        row = self._one(self._find_statement, session_id, number)
         if row is None:
             return None
         scope_at = len(t.SESSIONS.c)
@@ -275,13 +287,16 @@ class SqlReader:
             row = self._one(_SELECT_BATCH_BY_KEY, scope_id, idempotency_key)
         return None if row is None else _BATCH.opened(self._row_key, row)
 
-    def head(self) -> HeadRow:
+    def head(self, *, lock: bool = False) -> HeadRow:
         """The head of the audit log.
+
+        Args:
+            lock: until the transaction ends.
 
         Raises:
             AuditBrokenError: it is gone.
         """
-        row = self._one(_SELECT_HEAD)
+        row = self._one(_LOCK_HEAD if lock else _SELECT_HEAD)
         if row is None:
             raise AuditBrokenError("The audit log of this org has no head: it was removed outside this library.")
         return _HEAD.opened(self._row_key, row)
@@ -302,9 +317,11 @@ class SqlReader:
 class SqlWriter(SqlReader):
     """One transaction; see :class:`evidence_archive.ports.Writer`."""
 
+    _session_statement, _find_statement = _LOCK_SESSION, _LOCK_FOUND
+
     def __init__(
         self,
-        engine: SqliteEngine,
+        engine: SqlEngine,
         connection: PoolProxiedConnection,
         org: str,
         row_key: bytes,
@@ -316,7 +333,8 @@ class SqlWriter(SqlReader):
     def _many(self, statement: _Statement, rows: Sequence[Any]) -> int:
         """Run a statement for every row; how many rows changed."""
         sql, ordered = statement.on(self._dialect)
-        changed: int = self._driver.executemany(sql, map(ordered, rows)).rowcount
+        self._driver.executemany(sql, map(ordered, rows))
+        changed: int = self._driver.rowcount
         return changed
 
     def _insert(self, shape: Shape[Any], rows: Sequence[Any]) -> None:
@@ -420,7 +438,7 @@ class SqlWriter(SqlReader):
 class SqlOrgStore:
     """The store as one org sees it; see :class:`evidence_archive.ports.OrgStore`."""
 
-    def __init__(self, engine: SqliteEngine, org: str, row_key: bytes) -> None:
+    def __init__(self, engine: SqlEngine, org: str, row_key: bytes) -> None:
         self._engine = engine
         self._org = org
         self._row_key = row_key
@@ -428,27 +446,27 @@ class SqlOrgStore:
     @contextmanager
     def peeking(self, wait_ms: int) -> Iterator[SqlReader]:
         """A reader for one single statement, without a transaction around it."""
-        with self._engine.connection(wait_ms) as connection:
+        with self._engine.peeking(wait_ms, self._org) as connection:
             yield SqlReader(self._engine, connection, self._org, self._row_key)
 
     @contextmanager
     def reading(self, wait_ms: int) -> Iterator[SqlReader]:
         """A consistent look that waits at most ``wait_ms`` milliseconds for a lock."""
-        with self._engine.reading(wait_ms) as connection:
+        with self._engine.reading(wait_ms, self._org) as connection:
             yield SqlReader(self._engine, connection, self._org, self._row_key)
 
     @contextmanager
     def writing(self, wait_ms: int, *, audited: bool) -> Iterator[SqlWriter]:
         """A write transaction, committed when the block ends; an audited one has locked the org's head."""
-        with self._engine.writing(wait_ms) as connection:
+        with self._engine.writing(wait_ms, self._org) as connection:
             reader = SqlReader(self._engine, connection, self._org, self._row_key)
             head = _locked_head(reader) if audited else None
             yield SqlWriter(self._engine, connection, self._org, self._row_key, head)
 
 
 def _locked_head(reader: SqlReader) -> HeadRow:
-    """The head, once the last leaf is the one it names and none stands behind it."""
-    head = reader.head()
+    """The head, locked, once the last leaf is the one it names and none stands behind it."""
+    head = reader.head(lock=True)
     tail = reader.leaves(max(head.size - 1, 0), 2)
     found = leaf_hash(tail[0][1]) if len(tail) == 1 and tail[0][0] == head.size - 1 else NO_LEAF
     if len(tail) != min(head.size, 1) or found != head.last_leaf_hash:
@@ -459,7 +477,7 @@ def _locked_head(reader: SqlReader) -> HeadRow:
 class SqlStore:
     """The whole store; see :class:`evidence_archive.ports.Store`."""
 
-    def __init__(self, engine: SqliteEngine, *, wait_ms: int = 5_000) -> None:
+    def __init__(self, engine: SqlEngine, *, wait_ms: int = 5_000) -> None:
         self._engine = engine
         self._wait_ms = wait_ms
 
@@ -475,7 +493,7 @@ class SqlStore:
             SealBrokenError: the org was there, and its row was removed.
         """
         # One snapshot: an org that is made between two looks must not pass for one whose row was removed.
-        with self._engine.reading(self._wait_ms) as connection:
+        with self._engine.reading(self._wait_ms, org) as connection:
             reader = SqlReader(self._engine, connection, org, b"")
             row = reader._one(_SELECT_ORG)
             if row is None and reader._one(_SELECT_HEAD) is not None:
@@ -489,13 +507,12 @@ class SqlStore:
             SealBrokenError: the org was there, and its row was removed.
             StoreError: the row vanished meanwhile.
         """
-        with self._engine.writing(self._wait_ms) as connection:
+        with self._engine.writing(self._wait_ms, row.org) as connection:
             head = HeadRow(0, b"", NO_LEAF, None)
             writer = SqlWriter(self._engine, connection, row.org, row_key, head)
-            if writer._one(_SELECT_ORG) is None:
+            if writer._many(_CLAIM_ORG, [_ORG.values(row.org, row_key, row)]):
                 if writer._one(_SELECT_HEAD) is not None:
                     raise SealBrokenError(_ORG_REMOVED)
-                writer._insert(_ORG, [row])
                 writer._insert(_HEAD, [head])
                 writer.append(leaves)
         winner = self.org(row.org)
@@ -509,7 +526,7 @@ class SqlStore:
         Raises:
             SealBrokenError: it does not.
         """
-        with self._engine.connection(self._wait_ms) as connection:
+        with self._engine.peeking(self._wait_ms, row.org) as connection:
             stored = SqlReader(self._engine, connection, row.org, row_key)._one(_SELECT_ORG)
         if stored is None or _ORG.opened(row_key, stored) != row:
             raise SealBrokenError("The row of this org was changed outside this library: nothing in it is believed.")
@@ -524,8 +541,8 @@ def open_store(url: str, *, create: bool = True, wait_ms: int = 5_000) -> SqlSto
     """The store at a database URL, its schema made or brought up to date.
 
     Args:
-        url: ``sqlite:///evidence.db``.
-        create: make the database where it does not exist.
+        url: ``sqlite:///evidence.db`` or ``postgresql://user@host/database``.
+        create: make an SQLite file where it does not exist; a PostgreSQL database is made by its operator.
         wait_ms: bound on waiting for a lock while opening, in milliseconds.
 
     Raises:
@@ -534,11 +551,10 @@ def open_store(url: str, *, create: bool = True, wait_ms: int = 5_000) -> SqlSto
         StoreBusyError: it is locked for longer than ``wait_ms``.
         UnsupportedVersionError: a newer version of this library wrote its schema.
     """
-    with translated():
-        engine = open_engine(url, create=create)
-        try:
-            prepare_schema(engine, wait_ms=wait_ms)
-        except BaseException:
-            engine.close()
-            raise
-        return SqlStore(engine, wait_ms=wait_ms)
+    engine = open_engine(url, create=create)
+    try:
+        prepare_schema(engine, wait_ms=wait_ms)
+    except BaseException:
+        engine.close()
+        raise
+    return SqlStore(engine, wait_ms=wait_ms)

@@ -7,6 +7,7 @@ metadata: a column is covered unless it declares ``unsealed_because``; the seal 
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, Table, Text, UniqueConstraint
+from sqlalchemy.dialects.postgresql import TEXT
 from sqlmodel import Field, SQLModel
 
 __all__ = [
@@ -33,7 +34,9 @@ __all__ = [
 
 
 def _text(*, key: bool = False, null: bool = False) -> Any:
-    return Field(sa_column=Column(Text, primary_key=key, nullable=null))
+    # By code points, as SQLite orders and compares, whatever the locale of the database is.
+    kind = Text().with_variant(TEXT(collation="C"), "postgresql")
+    return Field(sa_column=Column(kind, primary_key=key, nullable=null))
 
 
 def _bytes(*, key: bool = False, null: bool = False, unsealed_because: str | None = None) -> Any:
