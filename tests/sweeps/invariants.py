@@ -78,7 +78,7 @@ def findings(
     Args:
         url: of the store.
         opened: opens it with the library.
-        cases: all sessions of the owner's org that may hold archived results.
+        cases: the sessions to look into; tables and log are checked for all of the org.
         owner: of the sessions.
     """
     found: list[str] = []
