@@ -8,7 +8,6 @@ a run without faults, by the files they concern, so that whatever the store does
 import random
 import re
 import shutil
-import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import pytest
 from invariants import Case, conversation
 from nursery import Nursery
+from tracing import traced
 from workers import JOURNALS, prepared, store_findings
 
 SIZES = [2_048, 40_960, 1_572_864]
@@ -88,23 +88,10 @@ class Bench:
             child = self._nursery.start(
                 "one_batch", folder=str(self._folder), rules=JOURNALS[self._mode], sizes=SIZES, naive=self._naive
             )
-            child.ready()
             faults = [] if point is None else ["-e", point.injection]
-            traced = ["-e", "trace=" + ",".join(f"?{call}" for call in CALLS)]
-            strace = subprocess.Popen(
-                ["strace", "-f", "-y", "-s", "0", *traced, *faults, "-o", self._trace, "-p", str(child.pid)],
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            with strace:
-                assert strace.stderr is not None
-                attached = strace.stderr.readline()
-                if "attached" not in attached:
-                    strace.kill()
-                    pytest.skip(f"sweep: strace may not attach here: {attached.strip()}")
-                child.go()
+            calls = "trace=" + ",".join(f"?{call}" for call in CALLS)
+            with traced(child, self._trace, ["-f", "-y", "-s", "0", "-e", calls, *faults]):
                 code, said = child.ended()
-                strace.stderr.read()
             killed = point is not None and point.fault == "KILL"
             hit = point is None or (code == -9 if killed else "(INJECTED)" in self._trace.read_text())
             acknowledged = [one["receipt"] for one in said if "receipt" in one]

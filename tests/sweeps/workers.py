@@ -151,6 +151,43 @@ def many_batches(folder: str, session_id: str, rules: tuple[str, int], naive: st
             say(receipt=[target.result_id for target in receipt.targets])
 
 
+def some_batches(folder: str, rules: tuple[str, int], checkpoint_pages: int) -> None:
+    """From an empty folder to an archive with the batches of :func:`some`, opened anew after every three of them.
+
+    Args:
+        folder: with keys.
+        rules: journal mode and ``synchronous``.
+        checkpoint_pages: after so many pages in a write-ahead log they are brought into the database.
+    """
+    connect = engine_module.SqliteEngine._connect
+
+    def connected(self: engine_module.SqliteEngine) -> Any:
+        connection = connect(self)
+        connection.execute(f"PRAGMA wal_autocheckpoint={checkpoint_pages}")
+        return connection
+
+    engine_module.SqliteEngine._connect = connected  # type: ignore[method-assign]
+    messages = some()
+    wait_for_go()
+    for begin in range(1, SOME_RESULTS, 3 * SOME_BATCH):
+        with journal(*rules), opened(folder) as archive:
+            session = archive.session("case", OWNER)
+            for first in range(begin, begin + 3 * SOME_BATCH, SOME_BATCH):
+                last = first + SOME_BATCH - 1
+                session.view(messages[: 1 + 3 * last])
+                receipt = session.archive(batch_of(first, last))
+                say(receipt=[target.result_id for target in receipt.targets])
+
+
+SOME_RESULTS = 12
+SOME_BATCH = 2
+
+
+def some() -> list[Any]:
+    """The conversation of :func:`some_batches`."""
+    return conversation("case", [900, 14_000] * (SOME_RESULTS // 2))
+
+
 ENDLESS_RESULTS = 600
 ENDLESS_BATCH = 3
 
@@ -160,7 +197,11 @@ def endless(session_id: str) -> list[Any]:
     return conversation(session_id, [1_200, 400, 9_000] * (ENDLESS_RESULTS // 3))
 
 
-WORKS: dict[str, Callable[..., None]] = {"one_batch": one_batch, "many_batches": many_batches}
+WORKS: dict[str, Callable[..., None]] = {
+    "one_batch": one_batch,
+    "many_batches": many_batches,
+    "some_batches": some_batches,
+}
 
 
 def main() -> None:

@@ -1,0 +1,164 @@
+"""The power goes at any moment of an archive's life, from the first use on: what was acknowledged is on the disk.
+
+A child archives batch after batch while ``strace`` records what it does to the disk; the states a power cut may leave
+behind (the model is in ``powercut``) are rebuilt and opened with the library, one by one.
+"""
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from invariants import Case
+from nursery import Nursery
+from powercut import TRACED, Choice, Cut, choices, cuts, recorded, state
+from tracing import traced
+from workers import JOURNALS, some, store_findings
+
+from evidence_archive.keys import new_keys
+
+CHECKPOINT_PAGES = 30
+"""Few enough that checkpoints fall between the recorded batches, as they do every 1,000 pages otherwise."""
+
+State = dict[str, bytes | None]
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    if shutil.which("strace") is None:
+        pytest.skip("sweep: strace is not installed")
+    with Nursery() as made:
+        yield made
+
+
+class Disk:
+    """An archive's life, recorded under some durability rules."""
+
+    def __init__(self, nursery: Nursery, folder: Path, mode: str, synchronous: int) -> None:
+        self._mode = mode
+        self._folder = folder / "rebuilt"
+        self._life = folder / "life"
+        self._life.mkdir()
+        self._messages = some()
+        new_keys(self._life / "evidence.keys")
+        child = nursery.start(
+            "some_batches",
+            folder=str(self._life),
+            rules=(mode, synchronous),
+            checkpoint_pages=CHECKPOINT_PAGES,
+        )
+        with traced(child, folder / "trace", TRACED):
+            code, said = child.ended()
+        assert code == 0, said
+        with (folder / "trace").open() as trace:
+            self.cuts = list(cuts(recorded(trace, self._life)))
+        end = self.cuts[-1]
+        self.end = end, state(end, Choice(frozenset(range(len(end.pending)))))
+        assert len(self.receipts(end)) == 6
+        assert self.end[1] == {
+            path.name: path.read_bytes() for path in self._life.iterdir() if path.suffix != ".keys"
+        }, "the recording is not what happened"
+
+    @staticmethod
+    def receipts(cut: Cut) -> list[list[str]]:
+        """The batches that were acknowledged before a cut."""
+        told = (json.loads(said) for said in cut.said)
+        return [one["receipt"] for one in told if "receipt" in one]
+
+    def states(self, random_count: int) -> Iterator[tuple[str, Cut, State]]:
+        """Every state once that the model allows, in a fixed order that jumps between the cuts, with its name."""
+        seen = set()
+        drawn = [
+            (at, cut, choice)
+            for at, cut in enumerate(self.cuts)
+            for choice in choices(cut, f"{self._mode} {at}", random_count)
+        ]
+        random.Random(self._mode).shuffle(drawn)
+        for at, cut, choice in drawn:
+            files = state(cut, choice)
+            digest = hashlib.sha256(b"%d" % len(cut.said))
+            for name, content in files.items():
+                digest.update(b"%s %d " % (name.encode(), -1 if content is None else len(content)))
+                digest.update(content or b"")
+            if digest.digest() not in seen:
+                seen.add(digest.digest())
+                yield f"cut {at}, {choice}", cut, files
+
+    def findings(self, cut: Cut, files: State) -> list[str]:
+        """What does not hold in a state."""
+        self._folder.mkdir()
+        try:
+            shutil.copy2(self._life / "evidence.keys", self._folder)
+            for name, content in files.items():
+                if content is None:
+                    (self._folder / name).mkdir(0o700)
+                else:
+                    (self._folder / name).touch(0o600)
+                    (self._folder / name).write_bytes(content)
+            return store_findings(self._folder, [Case("case", self._messages, self.receipts(cut))], self._mode)
+        finally:
+            shutil.rmtree(self._folder)
+
+
+def sweep(disk: Disk, wanted: int, random_count: int, record: Callable[[str, object], None]) -> None:
+    """Check so many states; nothing may be wrong in any."""
+    checked, promised, found = 0, 0, []
+    for name, cut, files in disk.states(random_count):
+        found += [f"{name}: {one}" for one in disk.findings(cut, files)]
+        checked += 1
+        promised += bool(disk.receipts(cut))
+        if checked == wanted:
+            break
+    record("cuts", len(disk.cuts))
+    record("states", checked)
+    record("states_with_receipts", promised)
+    record("violations", len(found))
+    assert not found, "\n".join(found[:50])
+    assert checked == wanted, "the recording gives fewer states"
+    assert promised > wanted / 4, "there is little to lose before the first receipt"
+
+
+@pytest.mark.parametrize("mode", JOURNALS)
+def test_no_power_cut_loses_a_receipt_or_tears_a_batch(
+    nursery: Nursery, tmp_path: Path, mode: str, record_property: Callable[[str, object], None]
+) -> None:
+    sweep(Disk(nursery, tmp_path, *JOURNALS[mode]), 600, 4, record_property)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", JOURNALS)
+def test_no_power_cut_of_many_loses_a_receipt_or_tears_a_batch(
+    nursery: Nursery, tmp_path: Path, mode: str, record_property: Callable[[str, object], None]
+) -> None:
+    sweep(Disk(nursery, tmp_path, *JOURNALS[mode]), 20_000, 80, record_property)
+
+
+@pytest.mark.parametrize(
+    ("rules", "symptom"),
+    [
+        (("wal", 1), "was acknowledged, and is lost"),
+        (("delete", 2), "was acknowledged, and is lost"),
+        (("memory", 3), "cannot be used"),
+    ],
+    ids=["wal-normal", "delete-full", "no-journal"],
+)
+def test_weaker_durability_rules_lose_receipts_or_tear_batches_and_are_caught(
+    nursery: Nursery,
+    tmp_path: Path,
+    rules: tuple[str, int],
+    symptom: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    disk = Disk(nursery, tmp_path, *rules)
+    assert not disk.findings(*disk.end), "without a power cut all is well"
+    checked, caught = 0, False
+    for _, cut, files in disk.states(0):
+        checked += 1
+        caught = any(symptom in one for one in disk.findings(cut, files))
+        if caught:
+            break
+    record_property("states", checked)
+    assert caught
