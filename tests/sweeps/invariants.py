@@ -6,7 +6,7 @@ beside it from the same URL, so that the checks hold for every database the libr
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from evidence_archive import Archive, EvidenceArchiveError, Principal
 from evidence_archive.proof.leaf import BATCH_ACCEPTED
 from evidence_archive.store import tables
 
-__all__ = ["OWNER", "Case", "batch_of", "conversation", "findings", "view_findings"]
+__all__ = ["OWNER", "Case", "batch_of", "conversation", "findings", "note", "view_findings"]
 
 OWNER = Principal(org="north-clinic", subject="owner")
 
@@ -43,30 +43,31 @@ def conversation(name: str, sizes: Sequence[int]) -> list[Any]:
 
 
 def batch_of(first: int, last: int) -> list[tuple[str, str]]:
-    """The batch of the results from ``first`` to ``last``."""
-    return [(f"r{number}", _note(number)) for number in range(first, last + 1)]
+    """The batch of the results from ``first`` to ``last``, where results were registered in their order."""
+    return [(f"r{number}", note(number)) for number in range(first, last + 1)]
 
 
-def _note(number: int) -> str:
-    return f"set aside as number {number}."
+def note(place: int) -> str:
+    """The note of the result at a place in the conversation, counted from 1."""
+    return f"set aside as number {place}."
 
 
-def view_findings(view: Sequence[Any], messages: Sequence[Any], archived: set[int] | None = None) -> list[str]:
-    """What is wrong with a view: a result that is neither whole nor a note, or not what its state says.
+def view_findings(view: Sequence[Any], messages: Sequence[Any], archived: Collection[int] | None = None) -> list[str]:
+    """What is wrong with a view: a result that is neither whole nor its note, or not what its state says.
 
     Args:
-        view, messages: of a conversation whose results were registered in their order.
-        archived: numbers of the results that are archived, where that is known.
+        view, messages: of a conversation.
+        archived: places of the results that are archived, where that is known.
     """
     found = []
-    places = [at for at, message in enumerate(messages) if message["role"] == "tool"]
-    for number, at in enumerate(places, 1):
+    results = [at for at, message in enumerate(messages) if message["role"] == "tool"]
+    for place, at in enumerate(results, 1):
         shown, content = view[at]["content"], messages[at]["content"]
-        whole, noted = shown.endswith(content), content not in shown and _note(number) in shown
+        whole, noted = shown.endswith(content), content not in shown and note(place) in shown
         if whole == noted:
-            found.append(f"The view shows r{number} neither whole nor as its note.")
-        elif archived is not None and noted != (number in archived):
-            found.append(f"The view shows r{number} as what it is not.")
+            found.append(f"The view shows result {place} neither whole nor as its note.")
+        elif archived is not None and noted != (place in archived):
+            found.append(f"The view shows result {place} as what it is not.")
     return found
 
 
@@ -120,18 +121,19 @@ class _Rows:
                 return list(connection.execute(select(*columns).where(columns[0].table.c.org == org)))
 
             sessions = all_of(t.SESSIONS.c.session_id, t.SESSIONS.c.scope_id)
-            results = all_of(r.scope_id, r.number, r.state, r.batch_id, r.original_id, r.origin, r.own)
+            results = all_of(r.scope_id, r.number, r.state, r.batch_id, r.original_id, r.origin, r.call_id)
             self.originals = Counter(original_id for (original_id,) in all_of(t.ORIGINALS.c.original_id))
             self.batches = Counter(batch_id for (batch_id,) in all_of(t.BATCHES.c.batch_id))
         engine.dispose()
         names = {scope_id: session_id for session_id, scope_id in sessions}
-        self.archived: defaultdict[str, dict[int, bytes]] = defaultdict(dict)
+        self.archived: defaultdict[str, dict[str, tuple[bytes, str]]] = defaultdict(dict)
+        """By session and result ID: the batch, and the call it answers."""
         self.archived_in: defaultdict[bytes, list[str]] = defaultdict(list)
         self.named: Counter[bytes] = Counter()
         self.bad_rows = 0
         for row in sorted(results, key=lambda row: (row.scope_id, row.number)):
             if row.state == "archived":
-                self.archived[names[row.scope_id]][row.number] = row.batch_id
+                self.archived[names[row.scope_id]][f"r{row.number}"] = row.batch_id, row.call_id.decode()
                 self.archived_in[row.batch_id].append(f"r{row.number}")
                 if row.origin is None:
                     self.named[row.original_id] += 1
@@ -151,19 +153,20 @@ class _Rows:
 
 def _case_findings(archive: Archive, case: Case, view: Sequence[Any], rows: _Rows, owner: Principal) -> list[str]:
     archived = rows.archived[case.session_id]
-    found = view_findings(view, case.messages, set(archived))
-    contents = [message["content"] for message in case.messages if message["role"] == "tool"]
-    for number in archived:
+    results = [message for message in case.messages if message["role"] == "tool"]
+    places = {message["tool_call_id"]: place for place, message in enumerate(results, 1)}
+    found = view_findings(view, case.messages, {places[call_id] for _, call_id in archived.values()})
+    for result_id, (_, call_id) in archived.items():
         try:
-            restored = archive.restore(case.session_id, f"r{number}", principal=owner)
-            if restored.content != contents[number - 1]:
-                found.append(f"r{number} of {case.session_id} comes back as something else.")
+            restored = archive.restore(case.session_id, result_id, principal=owner)
+            if restored.content != results[places[call_id] - 1]["content"]:
+                found.append(f"{result_id} of {case.session_id} comes back as something else.")
         except EvidenceArchiveError as error:
-            found.append(f"r{number} of {case.session_id} does not come back: {type(error).__name__}")
+            found.append(f"{result_id} of {case.session_id} does not come back: {type(error).__name__}")
     for ids in case.acknowledged:
-        kept = {archived.get(int(result_id[1:])) for result_id in ids}
-        if None in kept:
+        batches = {archived.get(result_id, (None, ""))[0] for result_id in ids}
+        if None in batches:
             found.append(f"The batch of {ids} in {case.session_id} was acknowledged, and is lost.")
-        elif len(kept) != 1 or rows.archived_in[kept.pop()] != ids:
+        elif len(batches) != 1 or rows.archived_in[batches.pop() or b""] != ids:
             found.append(f"The batch of {ids} in {case.session_id} is not one batch.")
     return found

@@ -1,10 +1,11 @@
 """A process that has loaded everything and forks children on request, so that a child costs milliseconds.
 
-A child does one work of ``workers.WORKS``. Whatever it says is a JSON object on one line; it waits where its work
-says so until it is told to go on, which is how a tracer is attached, or a race begun, at a known place.
+A child does one work, a function of a module in this folder. Whatever it says is a JSON object on one line. It waits
+where its work says so until it is told to go on, which is how a tracer is attached or a race begun at a known place.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -36,7 +37,7 @@ def wait_for_go() -> None:
         os._exit(1)
 
 
-def serve(works: dict[str, Any]) -> None:
+def serve() -> None:
     """Fork a child for every line on standard input that asks for one, until the input ends."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     say(serving=True)
@@ -49,7 +50,8 @@ def serve(works: dict[str, Any]) -> None:
         if pid == 0:
             code = 1
             try:
-                works[asked["work"]](**asked["given"])
+                module, _, function = asked["work"].rpartition(".")
+                getattr(importlib.import_module(module), function)(**asked["given"])
                 code = 0
             except BaseException as error:
                 say(broken=type(error).__name__)
@@ -114,7 +116,7 @@ class Nursery:
         self._process.stdout.close()
 
     def start(self, work: str, **given: Any) -> Child:
-        """A child at a work of ``workers.WORKS``, with these arguments."""
+        """A child at a work, such as ``workers.one_batch``, with these arguments."""
         self._ask(work=work, given=given)
         pid = self._heard(self._process.pid)["child"]
         self._alive.add(pid)

@@ -26,7 +26,9 @@ def nursery() -> Iterator[Nursery]:
 
 def killed(nursery: Nursery, folder: Path, mode: str, name: str, naive: str | None = None) -> Case:
     """A session that archived until it was killed, with all it acknowledged and all it may have seen."""
-    child = nursery.start("many_batches", folder=str(folder), session_id=name, rules=JOURNALS[mode], naive=naive)
+    child = nursery.start(
+        "workers.many_batches", folder=str(folder), session_id=name, rules=JOURNALS[mode], naive=naive
+    )
     child.ready()
     child.go()
     time.sleep(random.Random(f"{mode} {name}").uniform(0, DELAY_S_MAX))

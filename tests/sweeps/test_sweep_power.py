@@ -45,7 +45,7 @@ class Disk:
         self._messages = some()
         new_keys(self._life / "evidence.keys")
         child = nursery.start(
-            "some_batches",
+            "workers.some_batches",
             folder=str(self._life),
             rules=(mode, synchronous),
             checkpoint_pages=CHECKPOINT_PAGES,

@@ -85,8 +85,9 @@ class Bench:
         """A batch with a fault: whether it happened, and what does not hold afterwards."""
         shutil.copytree(self._template, self._folder)
         try:
+            rules, folder = JOURNALS[self._mode], str(self._folder)
             child = self._nursery.start(
-                "one_batch", folder=str(self._folder), rules=JOURNALS[self._mode], sizes=SIZES, naive=self._naive
+                "workers.one_batch", folder=folder, rules=rules, sizes=SIZES, naive=self._naive
             )
             faults = [] if point is None else ["-e", point.injection]
             calls = "trace=" + ",".join(f"?{call}" for call in CALLS)

@@ -1,7 +1,7 @@
 """What children of the nursery do: an agent that archives, in the library's way and in ways that must be caught."""
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from evidence_archive import Archive, EvidenceArchiveError
 from evidence_archive.keys import new_keys
 from evidence_archive.store.sql import SqlOrgStore, SqlWriter
 
-__all__ = ["JOURNALS", "WORKS", "journal", "main", "opened", "prepared", "store_findings"]
+__all__ = ["JOURNALS", "journal", "main", "opened", "prepared", "store_findings"]
 
 JOURNALS = {"truncate": ("truncate", 3), "wal": ("wal", 2)}
 """The durability rules that ship, by name, as ``journal_rules`` gives them."""
@@ -197,14 +197,7 @@ def endless(session_id: str) -> list[Any]:
     return conversation(session_id, [1_200, 400, 9_000] * (ENDLESS_RESULTS // 3))
 
 
-WORKS: dict[str, Callable[..., None]] = {
-    "one_batch": one_batch,
-    "many_batches": many_batches,
-    "some_batches": some_batches,
-}
-
-
 def main() -> None:
     """Be the nursery."""
     warm()
-    serve(WORKS)
+    serve()
