@@ -170,8 +170,12 @@ class SqliteEngine(SqlEngine):
     def _on_connect(self, _connection: Any, record: ConnectionPoolEntry) -> None:
         record.info["identity"] = self._opening.identity
 
-    def _on_checkout(self, _connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
+    def _on_checkout(self, connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
         if record.info["identity"] != self._identity():
+            if self.journal_mode == "wal":
+                # Whoever opens the new file deletes the log beside it, or takes it for its own: the old file gets
+                # now what of it is still only there (https://sqlite.org/howtocorrupt.html, section 1.4).
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             # Open descriptors still point at the old file: what they commit, nobody will ever read.
             self.engine.dispose()
             record.invalidate()
