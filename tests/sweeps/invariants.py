@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conftest import Conversation
-from sqlalchemy import create_engine, select
+from sqlalchemy import Table, create_engine, func, select
 from sqlalchemy.pool import NullPool
 
 from evidence_archive import Archive, EvidenceArchiveError, Principal
 from evidence_archive.proof.leaf import BATCH_ACCEPTED
 from evidence_archive.store import tables
 
-__all__ = ["OWNER", "Case", "batch_of", "conversation", "findings", "note", "view_findings"]
+__all__ = ["OWNER", "Case", "batch_of", "conversation", "count_of", "findings", "note", "view_findings"]
 
 OWNER = Principal(org="north-clinic", subject="owner")
 
@@ -109,6 +109,15 @@ def findings(
     return found
 
 
+def count_of(url: str, table: Table) -> int:
+    """How many rows a table holds, of all orgs."""
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.connect() as connection:
+        counted: int = connection.execute(select(func.count()).select_from(table)).scalar_one()
+    engine.dispose()
+    return counted
+
+
 class _Rows:
     """What the tables of an org hold, read without the library."""
 
@@ -131,6 +140,8 @@ class _Rows:
         self.archived_in: defaultdict[bytes, list[str]] = defaultdict(list)
         self.named: Counter[bytes] = Counter()
         self.bad_rows = 0
+        calls = Counter((row.scope_id, row.call_id) for row in results)
+        self.twice = [call for call, times in calls.items() if times > 1]
         for row in sorted(results, key=lambda row: (row.scope_id, row.number)):
             if row.state == "archived":
                 self.archived[names[row.scope_id]][f"r{row.number}"] = row.batch_id, row.call_id.decode()
@@ -142,6 +153,8 @@ class _Rows:
 
     def findings(self) -> list[str]:
         found = []
+        if self.twice:
+            found.append(f"{len(self.twice)} results have more than one row.")
         if self.bad_rows:
             found.append(f"{self.bad_rows} live results have a part of what archived ones have.")
         if self.originals != self.named:
