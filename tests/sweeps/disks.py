@@ -223,9 +223,9 @@ def _not_permitted(database: Path) -> Iterator[None]:
     """Neither file nor folder may be written, by whoever has to ask: root gives up the right not to."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0)
-    held, none = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()
+    held = (ctypes.c_uint32 * 6)()
     assert libc.capget(header, held) == 0
-    none[:] = held[:]
+    none = (ctypes.c_uint32 * 6).from_buffer_copy(held)
     none[0] = none[3] = 0  # effective, in both words
     database.chmod(0o400)
     database.parent.chmod(0o500)

@@ -104,17 +104,19 @@ class _Recording:
         if call in _MADE:
             yield from self._made(call, arguments, result)
         elif call in _NAMED:
-            paths = self._paths(arguments)
-            if paths and None not in paths:
+            named = self._paths(arguments)
+            paths = [path for path in named if path is not None]
+            assert len(paths) in (0, len(named)), "nothing is moved into the folder or out of it"
+            if paths:
                 yield from self._named(call, *paths)
         elif call == "writev":
             yield Event("said", data=b"".join(one for one in arguments if isinstance(one, bytes)))
         else:
-            descriptor = arguments[0]
-            inode, name = self._opened.get(descriptor[0] if isinstance(descriptor, tuple) else -1, (0, ""))
+            descriptor = arguments[0][0] if isinstance(arguments[0], tuple) else -1
+            inode, name = self._opened.get(descriptor, (0, ""))
             if name:
                 assert call not in _REFUSED, f"{call} is not part of the model"
-                yield from self._changed(call, descriptor[0], inode, name, arguments, result)  # type: ignore[index]
+                yield from self._changed(call, descriptor, inode, name, arguments, result)
 
     def _made(self, call: str, arguments: list[bytes | int | str | tuple[int, str]], result: int) -> Iterator[Event]:
         (name,) = self._paths(arguments)[:1]

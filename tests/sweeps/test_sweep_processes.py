@@ -53,7 +53,7 @@ def crowded(
     assert naive or any(name == SHARED for name, _ in receipts)
     return (
         found,
-        Counter(one.get("rejected") or one.get("failed") for one in said if "rejected" in one or "failed" in one),
+        Counter(str(one.get("rejected") or one["failed"]) for one in said if "rejected" in one or "failed" in one),
         len(receipts),
     )
 

@@ -14,6 +14,7 @@ from nursery import say, serve, wait_for_go
 import evidence_archive.store.engine as engine_module
 from evidence_archive import Archive, EvidenceArchiveError
 from evidence_archive.keys import new_keys
+from evidence_archive.ports import StoredOriginal
 from evidence_archive.store.sql import SqlOrgStore, SqlWriter
 
 __all__ = ["JOURNALS", "journal", "main", "opened", "prepared", "store_findings"]
@@ -63,7 +64,7 @@ def store_findings(folder: Path, cases: Sequence[Case], mode: str) -> list[str]:
 def _original_apart() -> None:
     """The originals of a batch follow in a transaction of their own."""
     insert, writing = SqlWriter.insert_originals, SqlOrgStore.writing
-    waiting: list[Any] = []
+    waiting: list[StoredOriginal] = []
 
     @contextmanager
     def apart(self: SqlOrgStore, wait_ms: int, *, audited: bool) -> Iterator[SqlWriter]:
@@ -74,8 +75,11 @@ def _original_apart() -> None:
                 insert(writer, waiting)
             waiting.clear()
 
-    SqlWriter.insert_originals = lambda _self, originals: waiting.extend(originals)  # type: ignore[method-assign]
-    SqlOrgStore.writing = apart  # type: ignore[method-assign,assignment]
+    def kept_back(_self: SqlWriter, originals: Sequence[StoredOriginal]) -> None:
+        waiting.extend(originals)
+
+    SqlWriter.insert_originals = kept_back  # type: ignore[assignment]
+    SqlOrgStore.writing = apart  # type: ignore[method-assign]
 
 
 # --- works ------------------------------------------------------------------------------------------------------
