@@ -12,7 +12,7 @@ from doubles import Characters, policy_of
 from invariants import OWNER, conversation, note
 from nursery import say, wait_for_go
 
-from evidence_archive import Archive, BatchRejectedError, EvidenceArchiveError
+from evidence_archive import Archive, BatchRejectedError, EvidenceArchiveError, StoreBusyError
 from evidence_archive.store.engine import SqliteEngine
 
 __all__ = ["RESULTS", "SHARED", "first_use", "opened_at", "operate", "shared_and_own"]
@@ -110,13 +110,15 @@ def first_use(url: str, keys: str, number: int) -> None:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Say which error a verb ended with; a refusal of the batch by its targets is an answer like any other."""
+    """Say how a verb was refused: ``targets``, ``changed`` where others were faster, else as the store's failure."""
     try:
         yield
     except BatchRejectedError as error:
-        say(rejected=error.reason)
+        faster = error.reason == "store_unavailable" and error.__cause__ is None
+        say(refused="changed" if faster else error.reason)
     except EvidenceArchiveError as error:
-        say(failed=type(error).__name__)
+        faster = isinstance(error, StoreBusyError) and error.__cause__ is None  # no lock was waited for in vain
+        say(refused="changed" if faster else type(error).__name__)
 
 
 @contextmanager
