@@ -13,7 +13,7 @@ from invariants import OWNER, conversation, note
 from nursery import say, wait_for_go
 
 from evidence_archive import Archive, BatchRejectedError, EvidenceArchiveError, StoreBusyError
-from evidence_archive.store.engine import SqliteEngine
+from evidence_archive.store.sqlite import SqliteEngine
 
 __all__ = ["RESULTS", "SHARED", "first_use", "opened_at", "operate", "shared_and_own"]
 
@@ -122,6 +122,6 @@ def _told() -> Iterator[None]:
 
 
 @contextmanager
-def _plain(self: SqliteEngine, wait_ms: int) -> Iterator[Any]:
+def _plain(self: SqliteEngine, wait_ms: int, org: str = "") -> Iterator[Any]:
     with self.connection(wait_ms) as connection:
         yield from self._transaction(connection, "BEGIN")

@@ -109,11 +109,15 @@ def findings(
     return found
 
 
-def count_of(url: str, table: Table) -> int:
-    """How many rows a table holds, of all orgs."""
+def count_of(url: str, table: Table, org: str = OWNER.org) -> int:
+    """How many rows of an org a table holds."""
     engine = create_engine(url, poolclass=NullPool)
     with engine.connect() as connection:
-        counted: int = connection.execute(select(func.count()).select_from(table)).scalar_one()
+        if engine.dialect.name == "postgresql":
+            connection.execute(select(func.set_config("evidence_archive.org", org, False)))
+        counted: int = connection.execute(
+            select(func.count()).select_from(table).where(table.c.org == org)
+        ).scalar_one()
     engine.dispose()
     return counted
 
@@ -125,6 +129,8 @@ class _Rows:
         t, r = tables, tables.RESULTS.c
         engine = create_engine(url, poolclass=NullPool)
         with engine.connect() as connection:
+            if engine.dialect.name == "postgresql":  # row-level security shows nothing else
+                connection.execute(select(func.set_config("evidence_archive.org", org, False)))
 
             def all_of(*columns: Any) -> list[Any]:
                 return list(connection.execute(select(*columns).where(columns[0].table.c.org == org)))
@@ -132,6 +138,8 @@ class _Rows:
             sessions = all_of(t.SESSIONS.c.session_id, t.SESSIONS.c.scope_id)
             results = all_of(r.scope_id, r.number, r.state, r.batch_id, r.original_id, r.origin, r.call_id)
             self.originals = Counter(original_id for (original_id,) in all_of(t.ORIGINALS.c.original_id))
+            o = t.OBJECTS.c
+            self.originals.update(one for one, state in all_of(o.original_id, o.state) if state == "stored")
             self.batches = Counter(batch_id for (batch_id,) in all_of(t.BATCHES.c.batch_id))
         engine.dispose()
         names = {scope_id: session_id for session_id, scope_id in sessions}

@@ -117,9 +117,9 @@ def test_sixteen_processes_that_use_an_org_first_make_one_key_every_time(
 
 
 def test_transactions_that_read_before_they_lock_fork_or_fail(
-    nursery: Nursery, desk: Desk, record_property: Record
+    nursery: Nursery, sqlite_desk: Desk, record_property: Record
 ) -> None:
-    found, refused, _ = crowded(nursery, desk, 40, "naive", naive=True)
+    found, refused, _ = crowded(nursery, sqlite_desk, 40, "naive", naive=True)
     record_property("violations", len(found))
     record_property("refusals", dict(refused))
     assert found or refused.keys() - REFUSALS

@@ -11,7 +11,7 @@ from doubles import Characters
 from invariants import OWNER, Case, batch_of, conversation, findings, view_findings
 from nursery import say, serve, wait_for_go
 
-import evidence_archive.store.engine as engine_module
+import evidence_archive.store.sqlite as engine_module
 from evidence_archive import Archive, EvidenceArchiveError
 from evidence_archive.keys import new_keys
 from evidence_archive.ports import StoredOriginal
