@@ -3,7 +3,7 @@
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,13 +138,27 @@ def migrated_url(postgres: Server) -> URL:
     return url
 
 
+@pytest.fixture(scope="session")
+def postgresql_desks(postgres: Server, migrated_url: URL) -> Callable[[Path], AbstractContextManager[Desk]]:
+    """Makes a desk in a folder: fresh keys, and a database without rows of a role without privileges."""
+
+    @contextmanager
+    def made(folder: Path) -> Iterator[Desk]:
+        new_keys(folder / "evidence.keys")
+        url = postgres.database(str(migrated_url.username), template=str(migrated_url.database))
+        yield Desk(folder, url.render_as_string(hide_password=False), postgres)
+        postgres.drop(url.database)
+
+    return made
+
+
 @pytest.fixture
-def postgresql_desk(tmp_path: Path, postgres: Server, migrated_url: URL) -> Iterator[Desk]:
-    """A folder with fresh keys, and a database without rows that belongs to a role of no privileges."""
-    new_keys(tmp_path / "evidence.keys")
-    url = postgres.database(str(migrated_url.username), template=str(migrated_url.database))
-    yield Desk(tmp_path, url.render_as_string(hide_password=False), postgres)
-    postgres.drop(url.database)
+def postgresql_desk(
+    tmp_path: Path, postgresql_desks: Callable[[Path], AbstractContextManager[Desk]]
+) -> Iterator[Desk]:
+    """A desk on PostgreSQL."""
+    with postgresql_desks(tmp_path) as desk:
+        yield desk
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

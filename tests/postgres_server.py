@@ -36,7 +36,39 @@ SETTINGS = {
     "shared_buffers": "64MB",
     "max_prepared_transactions": "2",
     "log_min_messages": "panic",
+    "deadlock_timeout": "100ms",
 }
+
+
+_GUARD = """
+import os, shutil, signal, sys, time
+folder = sys.argv[1]
+sys.stdin.read()  # until the process that started this one has ended in whatever way
+try:
+    with open(os.path.join(folder, "data", "postmaster.pid")) as file:
+        process = int(file.readline())
+    os.kill(process, signal.SIGINT)
+    for _ in range(300):
+        os.kill(process, 0)
+        time.sleep(0.1)
+    os.kill(process, signal.SIGKILL)
+except (OSError, ValueError):
+    pass
+shutil.rmtree(folder, ignore_errors=True)
+"""
+
+
+@contextmanager
+def _guarded(folder: Path) -> Iterator[None]:
+    """Meanwhile another process waits to stop the server and remove its files, should this one be killed."""
+    command = [sys.executable, "-c", _GUARD, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guard:
+        try:
+            yield
+        finally:
+            assert guard.stdin is not None
+            guard.stdin.close()
+            guard.wait(READY_S_MAX)
 
 
 def raw(url: URL, **named: Any) -> Any:
@@ -174,7 +206,7 @@ def servers() -> Iterator[Server]:
     memory = Path("/dev/shm")
     roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ROOM_BYTES_MIN
     folder = Path(tempfile.mkdtemp(prefix="eva-", dir=memory if roomy else None))
-    try:
+    with _guarded(folder):
         to = unprivileged()
         if to:
             os.chown(folder, to["user"], to["group"])
@@ -184,8 +216,7 @@ def servers() -> Iterator[Server]:
             yield Server(process.admin, process)
         finally:
             process.stop()
-    finally:
-        shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

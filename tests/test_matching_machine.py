@@ -524,11 +524,15 @@ def opened(desk: Desk) -> Archive:
     return desk.open(policy=Policy.loads(POLICY), counter=Words())
 
 
-@pytest.fixture(scope="module")
-def shared_desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def shared_desk(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     folder: Path = tmp_path_factory.mktemp("machine")
-    new_keys(folder / "evidence.keys")
-    return Desk(folder)
+    if request.param == "sqlite":
+        new_keys(folder / "evidence.keys")
+        yield Desk(folder)
+    else:
+        with request.getfixturevalue("postgresql_desks")(folder) as desk:
+            yield desk
 
 
 @pytest.fixture
@@ -555,7 +559,7 @@ def run(machine: type[Growing], desk: Desk, archives: dict[Name, Archive], examp
 def test_in_any_conversation_what_is_shown_is_what_was_said_or_the_note_of_what_can_be_restored(
     machine: type[Growing], shared_desk: Desk, archives: dict[Name, Archive]
 ) -> None:
-    run(machine, shared_desk, archives, 30, 25)
+    run(machine, shared_desk, archives, 30 if shared_desk.server is None else 10, 25)
 
 
 @pytest.mark.nightly

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -248,9 +248,15 @@ class Nursery:
         )
 
     def round(
-        self, name: str, *, kill_after: int | None = None, kill_at: int | None = None, early: bool = False
+        self,
+        name: str,
+        *,
+        kill_after: int | None = None,
+        kill_at: int | None = None,
+        early: bool = False,
+        strike: Callable[[int], None] = lambda child: os.kill(child, signal.SIGKILL),
     ) -> list[list[str]]:
-        """The receipts a worker printed until it was killed."""
+        """The receipts a worker printed until it was killed, or until what else strikes."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         given = {"folder": str(self.desk.folder), "url": self.desk.url, "name": name}
@@ -266,7 +272,7 @@ class Nursery:
                 receipts.append(told["receipt"])
             if kill_after is not None and child is not None and len(receipts) > kill_after % 4:
                 time.sleep(kill_after * 7 % 20 / 1_000)
-                os.kill(child, signal.SIGKILL)
+                strike(child)
                 kill_after = None
             if "ended" in told:
                 break
