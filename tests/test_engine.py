@@ -35,6 +35,7 @@ from evidence_archive.errors import (
 )
 from evidence_archive.model import Limits
 from evidence_archive.policy import Policy
+from evidence_archive.store import open_store
 from evidence_archive.store.engine import POOL_CONNECTIONS_MAX, SqlEngine, open_engine
 from evidence_archive.store.sqlite import SqliteEngine, journal_rules, translated
 
@@ -815,3 +816,16 @@ def test_closing_twice_is_the_same_as_closing_once(desk: Desk) -> None:
 
 def test_the_limits_of_the_engine_are_those_of_the_policy() -> None:
     assert hasty().limits != Limits()
+
+
+@pytest.mark.parametrize("log", ["-wal", "-journal"])
+def test_no_new_file_is_made_beside_the_log_of_one_that_is_gone(tmp_path: Path, log: str) -> None:
+    path = tmp_path / "evidence.db"
+    left = tmp_path / f"evidence.db{log}"
+    left.write_bytes(b"what was acknowledged last")
+    with pytest.raises(StoreUnavailableError, match="its log is still there"):
+        open_store(f"sqlite:///{path}")
+    assert not path.exists()
+    assert left.read_bytes() == b"what was acknowledged last"
+    left.write_bytes(b"")
+    open_store(f"sqlite:///{path}").close()

@@ -42,16 +42,14 @@ class SqlEngine(ABC):
     version_table_sql: str
     """Gives a row that is not NULL where the table ``evidence_archive_version`` is there."""
 
+    beside: Path | None = None
+    """The directory for large originals that goes with the database, where it is a file."""
+
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._closed = False
         self._turns: set[Turn] = set()
         self._turns_changed = threading.Condition()
-
-    @property
-    def beside(self) -> Path | None:
-        """The directory for large originals that goes with the database, where it is a file."""
-        return None
 
     @abstractmethod
     def translated(self) -> AbstractContextManager[None]:

@@ -96,6 +96,7 @@ class SqliteEngine(SqlEngine):
         if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in url.database):
             raise StoreError("The path in the URL holds a NUL or a lone surrogate: write another name.")
         self.path = Path(url.database).absolute()
+        self.beside = self.path.with_name(f"{self.path.name}.objects")
         super().__init__()
         self._opening = threading.local()
         self.journal_mode, self.synchronous = journal_rules(sqlite3.sqlite_version_info)
@@ -117,12 +118,14 @@ class SqliteEngine(SqlEngine):
         event.listen(self.engine, "connect", self._on_connect)
         event.listen(self.engine, "checkout", self._on_checkout)
 
-    @property
-    def beside(self) -> Path:
-        """The directory for large originals beside the file."""
-        return self.path.with_name(f"{self.path.name}.objects")
-
     def _make_file(self) -> None:
+        if not os.path.exists(self.path):  # Path.exists raises for a name too long
+            for log in (f"{self.path}-wal", f"{self.path}-journal"):
+                if os.path.exists(log) and os.path.getsize(log):
+                    # SQLite would delete it, or play it into the new file, and what is only there would be gone.
+                    raise StoreUnavailableError(
+                        "The database file is gone and its log is still there: put it back, or move the log away."
+                    )
         try:
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         except OSError as error:
