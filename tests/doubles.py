@@ -1,9 +1,8 @@
 """Doubles for what surrounds the core: a cheap counter, and a store that fails when a test says so."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +13,7 @@ from evidence_archive import Archive, Policy
 from evidence_archive.errors import StoreUnavailableError
 from evidence_archive.keys import open_provider
 from evidence_archive.store import open_store
+from evidence_archive.testing.faults import FAULT_POINTS, FaultPlan, FaultyStore
 
 __all__ = [
     "AWAY",
@@ -22,7 +22,7 @@ __all__ = [
     "UNCOMMITTED",
     "UNWRITABLE",
     "Characters",
-    "FlakyStore",
+    "Flaky",
     "arguments",
     "batch_of",
     "listen_to",
@@ -34,7 +34,7 @@ __all__ = [
 AWAY, UNWRITABLE, UNCOMMITTED, UNANSWERED, UNAUDITED = "away", "unwritable", "uncommitted", "unanswered", "append"
 """Nothing works; no write begins; commits fail; commits succeed and say they failed; audit entries fail.
 
-The name of any other method of a writer makes that method fail.
+The name of any other method of a reader or writer makes that method fail.
 """
 
 
@@ -48,73 +48,44 @@ class Characters:
         return -(-len(text) // 4)
 
 
-class FlakyStore:
-    """A store that counts its reads and writes, and fails in the way that is set."""
+class Flaky:
+    """A plan as one switch: what is set as ``fault`` fails with ``error`` until it is set to ``None``."""
 
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
+    def __init__(self) -> None:
+        self.plan = FaultPlan()
         self.fault: str | None = None
         self.error: Exception = StoreUnavailableError("The store is away: try again.")
         self.before_write: Callable[[], Any] | None = None
-        self.reads = self.writes = 0
+        self.plan.run("store.writing.begin", self._first, times=None)
+        for point in FAULT_POINTS:
+            faults = _FAULTS.get(point.name, (point.name.removeprefix("store.").removesuffix(".before"),))
+            self.plan.run(point.name, partial(self._fail, faults), times=None)
 
-    def org(self, org: str) -> Any:
-        return self._inner.org(org)
+    @property
+    def reads(self) -> int:
+        return self.plan.count("store.peeking", "store.reading")
 
-    def create_org(self, *arguments: Any) -> Any:
-        return self._inner.create_org(*arguments)
+    @property
+    def writes(self) -> int:
+        return self.plan.count("store.writing.begin")
 
-    def scoped(self, *arguments: Any) -> "_FlakyOrg":
-        return _FlakyOrg(self, self._inner.scoped(*arguments))
+    def _first(self) -> None:
+        first, self.before_write = self.before_write, None
+        if first is not None:
+            first()
 
-    def close(self) -> None:
-        self._inner.close()
-
-    def fail(self, *faults: str) -> None:
+    def _fail(self, faults: tuple[str, ...]) -> None:
         if self.fault in faults:
             raise self.error
 
 
-class _FlakyOrg:
-    def __init__(self, switch: FlakyStore, inner: Any) -> None:
-        self._switch = switch
-        self._inner = inner
-
-    @contextmanager
-    def peeking(self, wait_ms: int) -> Iterator[Any]:
-        self._switch.reads += 1
-        self._switch.fail(AWAY)
-        with self._inner.peeking(wait_ms) as reader:
-            yield reader
-
-    @contextmanager
-    def reading(self, wait_ms: int) -> Iterator[Any]:
-        self._switch.reads += 1
-        self._switch.fail(AWAY)
-        with self._inner.reading(wait_ms) as reader:
-            yield reader
-
-    @contextmanager
-    def writing(self, wait_ms: int, *, audited: bool) -> Iterator[Any]:
-        self._switch.writes += 1
-        first, self._switch.before_write = self._switch.before_write, None
-        if first is not None:
-            first()
-        self._switch.fail(AWAY, UNWRITABLE)
-        with self._inner.writing(wait_ms, audited=audited) as writer:
-            yield _FlakyWriter(self._switch, writer)
-            self._switch.fail(UNCOMMITTED)
-        self._switch.fail(UNANSWERED)
-
-
-class _FlakyWriter:
-    def __init__(self, switch: FlakyStore, inner: Any) -> None:
-        self._switch = switch
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        self._switch.fail(name)
-        return getattr(self._inner, name)
+_FAULTS = {
+    "store.peeking": (AWAY,),
+    "store.reading": (AWAY,),
+    "store.writing.begin": (AWAY, UNWRITABLE),
+    "store.commit.before": (UNCOMMITTED,),
+    "store.commit.after": (UNANSWERED,),
+}
 
 
 @cache
@@ -127,16 +98,17 @@ def _migrated() -> bytes:
 
 
 def opened(desk: Any, *, policy: Policy | None = None, clock: Any = None, counter: Any = None) -> Archive:
-    """An archive over a store that can be made to fail; the store is its attribute ``flaky``."""
+    """An archive over a store that can be made to fail, by the switch that is its attribute ``flaky``."""
     policy = policy or Policy.default()
     if desk.server is None and not desk.database.exists():
         desk.database.touch(0o600)
         desk.database.write_bytes(_migrated())
-    store = FlakyStore(open_store(desk.url, create=True, wait_ms=policy.limits.store_wait_ms_max))
+    flaky = Flaky()
+    store = FaultyStore(open_store(desk.url, create=True, wait_ms=policy.limits.store_wait_ms_max), flaky.plan)
     archive = Archive(
         store, keys=open_provider(desk.keys), policy=policy, counter=counter or Characters(), clock=clock
     )
-    archive.flaky = store
+    archive.flaky = flaky
     return archive
 
 

@@ -6,6 +6,7 @@ The id at the head of a docstring is the fault's number; the name says what is r
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from copy import deepcopy
@@ -413,23 +414,17 @@ from pathlib import Path
 from conftest import Desk
 from doubles import opened
 from evidence_archive import Principal
-class Exit(Exception):
-    pass
 archive = opened(Desk(Path(sys.argv[1]), sys.argv[4]))
 session = archive.session("case", Principal("north-clinic", "triage-agent", {"agent"}))
 session.view(json.load(sys.stdin))
-switch = archive.flaky
-def fail(*faults):
-    if sys.argv[2] in faults:
-        os._exit(9)
-switch.fail = fail
+archive.flaky.plan.crash(sys.argv[2], kill=True)
 session.archive([("r1", "n")], idempotency_key="k")
-os._exit(0)
 """
 
 
 @pytest.mark.parametrize(
-    ("point", "durable"), [("update_results", False), ("uncommitted", False), ("unanswered", True)]
+    ("point", "durable"),
+    [("store.update_results.before", False), ("store.commit.before", False), ("store.commit.after", True)],
 )
 def test_a_process_killed_in_the_middle_of_a_batch_leaves_all_of_it_or_none(desk, session, talk, point, durable):
     """C18, C22"""
@@ -441,7 +436,7 @@ def test_a_process_killed_in_the_middle_of_a_batch_leaves_all_of_it_or_none(desk
         capture_output=True,
         check=False,
     )
-    assert done.returncode == 9, done.stderr
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(desk.rows("originals")) == durable
     view = session.view(talk.messages)
     assert (view == before) is not durable

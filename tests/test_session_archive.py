@@ -282,7 +282,10 @@ def test_the_comparison_of_stored_rows_catches_half_a_batch(desk, session, talk)
 def test_a_fault_anywhere_in_the_commit_archives_nothing(desk, archive, session, owner, talk, fault, by_call):
     read(session, talk, LONG, LONG + "!")
     view, before = session.view(talk.messages), state(desk)
-    archive.flaky.fault = fault
+    if fault == "session":  # the look under the lock, which is the second one
+        archive.flaky.plan.error("store.session", nth=2, times=1)
+    else:
+        archive.flaky.fault = fault
     if by_call:
         answer = session.answer(talk.call("archive_evidence", batch_of(("r1", "n"), ("r2", "n"))))
         assert answer["content"].startswith("NOTHING was archived: the store cannot be reached")

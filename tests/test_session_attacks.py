@@ -270,7 +270,7 @@ def test_a_result_that_arrives_before_an_old_answer_of_the_model_was_not_read_by
 
 def put_back(desk, archive, older: bytes) -> None:
     """Copies an older state over the file, and lets go of what connections remember of the newer one."""
-    archive.flaky._inner._engine.engine.dispose()
+    archive._around.store._engine.engine.dispose()
     desk.put_back(older)
 
 
