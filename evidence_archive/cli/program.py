@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from evidence_archive.cli import demo, inspect, keys, policy, replay
+from evidence_archive.cli import demo, faults, inspect, keys, policy, replay
 from evidence_archive.cli.render import emit_json, one_line
 from evidence_archive.errors import EvidenceArchiveError
 
@@ -53,7 +53,7 @@ def _root(
         print(context.get_help())
 
 
-for _module in (demo, replay, inspect, keys, policy):
+for _module in (demo, replay, inspect, keys, policy, faults):
     _module.register(app)
 
 

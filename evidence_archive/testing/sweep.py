@@ -1,0 +1,759 @@
+"""A fault at every passing of every edge, and what is true after it.
+
+One scripted conversation views three tool results, archives them as one batch, views again, and restores: through a
+call of the model, whole, and in part. A rehearsal without faults records every passing. Then each passing is met once
+with each kind of fault, every time in a session of its own, and an archive opened anew looks at what is left: the
+batch is there as a whole or not at all, no view mixes old and new, every note's original comes back equal, the audit
+log holds, and what the caller was told is true.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from evidence_archive import access
+from evidence_archive.archive import Archive
+from evidence_archive.errors import (
+    BatchRejectedError,
+    EvidenceArchiveError,
+    FormatError,
+    MisuseError,
+    NotAvailableError,
+    PolicyError,
+)
+from evidence_archive.model import Facts, Principal
+from evidence_archive.policy import Policy
+from evidence_archive.proof import leaf as audit
+from evidence_archive.proof.merkle import Frontier, leaf_hash
+from evidence_archive.session import Session
+from evidence_archive.testing.faults import FAULT_POINTS, Crashed, FaultPlan
+from evidence_archive.vault import LEAVES_PER_READ, open_vault
+
+__all__ = [
+    "DELAY_MS",
+    "KINDS",
+    "Conversation",
+    "Outcome",
+    "Probe",
+    "Sweep",
+    "Told",
+    "Trial",
+    "set_fault",
+    "sweep",
+    "tool_allowed_by",
+]
+
+KINDS = ("error", "outage", "delay", "crash")
+"""One failure; a failure that lasts; a wait; the end of the process."""
+
+HELD = "held"
+"""The kind of the one delay that lasts until somebody else has given up waiting."""
+
+FIRST_USE = "first use"
+"""The operation in which an org is made."""
+
+DELAY_MS = 50
+"""How long a delay of a sweep is, in milliseconds."""
+
+PROBE_TOOL = "faults.probe"
+PROBE_NOTE = "A probe of the fault sweep; nothing in it matters."
+PROBE_CHARS = 4_000
+AGE_TURNS = 4
+"""Turns of the model after the probe's results, so that rules on age let them be archived."""
+
+UNKNOWN = "unknown"
+"""The reason of a rejection that cannot say whether the batch was archived."""
+
+
+# --- what is said and done --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Who archives what in a sweep. Equal probes make equal conversations, in any process.
+
+    Args:
+        principal: owns the sessions.
+        tool: whose results they seem to be; the policy has to let them be archived.
+        large_chars: length of the third result, where that is more than the others have; for a store that keeps
+            large originals elsewhere.
+    """
+
+    principal: Principal
+    tool: str = PROBE_TOOL
+    large_chars: int = 0
+
+    @property
+    def contents(self) -> tuple[str, str, str]:
+        """The three tool results."""
+        return (_lines("a", PROBE_CHARS), _lines("b", PROBE_CHARS), _lines("c", max(PROBE_CHARS, self.large_chars)))
+
+    @property
+    def batch(self) -> list[tuple[str, str]]:
+        """All three, with a note each."""
+        return [(result_id, PROBE_NOTE) for result_id in ("r1", "r2", "r3")]
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as the application holds it, in chat completions."""
+        calls = [
+            {"id": f"probe_{at}", "type": "function", "function": {"name": self.tool, "arguments": "{}"}}
+            for at in range(len(self.contents))
+        ]
+        talk: list[dict[str, Any]] = [
+            {"role": "user", "content": "Look at the probes."},
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            *(
+                {"role": "tool", "tool_call_id": call["id"], "content": content}
+                for call, content in zip(calls, self.contents, strict=True)
+            ),
+        ]
+        for _ in range(AGE_TURNS):
+            talk += [{"role": "assistant", "content": "Read."}, {"role": "user", "content": "Go on."}]
+        return talk
+
+    def shown(self, view: Sequence[Any]) -> str:
+        """What a view shows: ``old`` (all originals), ``new`` (all notes), or ``mixed``, which must never be."""
+        messages = self.messages()
+        if len(view) != len(messages):
+            return "mixed"
+        kinds = set()
+        for message, seen in zip(messages, view, strict=True):
+            text = seen["content"]
+            if seen == message or (message["role"] == "tool" and _labelled(text, message["content"])):
+                kinds |= {"old"} if message["role"] == "tool" else set()
+            elif message["role"] == "tool" and text.startswith("[archived r") and text.endswith(PROBE_NOTE):
+                kinds.add("new")
+            else:
+                return "mixed"
+        return kinds.pop() if len(kinds) == 1 else "mixed"
+
+
+def _lines(name: str, size_chars: int) -> str:
+    line = "{name}{number:08} nothing is the matter here, all is as it was\n"
+    count = size_chars // len(line.format(name=name, number=0)) + 1
+    return "".join(line.format(name=name, number=number) for number in range(count))
+
+
+def _labelled(text: str, content: str) -> bool:
+    return text.startswith("[evidence r") and text.partition("\n")[2] == content
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a caller was told by one operation.
+
+    Args:
+        operation: such as ``archive``.
+        word: what came back: ``old`` or ``new`` for a view, ``receipt``, ``restored``, ``unequal``, ``refused``, or
+            the name of an error.
+        error: what was raised.
+    """
+
+    operation: str
+    word: str
+    error: BaseException | None = field(default=None, repr=False, compare=False)
+
+
+class Conversation:
+    """The scripted conversation of one session.
+
+    Args:
+        probe: what it is about.
+        session_id: where it takes place.
+        heard: is called with what each operation told, at once; a process that may be killed prints it.
+        begins: is called with the name of each operation before it.
+    """
+
+    def __init__(
+        self,
+        probe: Probe,
+        session_id: str,
+        *,
+        heard: Callable[[Told], object] = lambda told: None,
+        begins: Callable[[str], object] = lambda operation: None,
+    ) -> None:
+        self.probe = probe
+        self.session_id = session_id
+        self.told: list[Told] = []
+        self._heard = heard
+        self._begins = begins
+
+    def run(self, archive: Archive) -> None:
+        """Say and do everything; what fails is told, and the next operation follows, as in an agent loop.
+
+        Args:
+            archive: where.
+        """
+        session = self.open(archive, "open") or self.open(archive, "open again")
+        if session is None:
+            return
+        probe, first, messages = self.probe, self.probe.contents[0], self.probe.messages()
+        self._told("view", lambda: probe.shown(session.view(messages)))
+        self._told("archive", lambda: _acknowledged(session.archive(probe.batch, idempotency_key=self.session_id)))
+        self._told("next view", lambda: probe.shown(session.view(messages)))
+        self._told("restore by call", lambda: self._answered(session, first))
+        self._told("restore", lambda: _equal(session.restore("r2").content, probe.contents[1]))
+        part = "".join(first.splitlines(keepends=True)[1:3])
+        self._told("restore part", lambda: _equal(session.restore("r1", lines="2-3").content.strip(), part.strip()))
+
+    def open(self, archive: Archive, operation: str) -> Session | None:
+        """The session, or ``None`` when it could not be opened.
+
+        Args:
+            archive: where.
+            operation: what this is called in what is told.
+        """
+        opened: list[Session] = []
+
+        def open_session() -> str:
+            opened.append(archive.session(self.session_id, self.probe.principal))
+            return "opened"
+
+        self._told(operation, open_session)
+        return opened[0] if opened else None
+
+    def _told(self, operation: str, verb: Callable[[], str]) -> None:
+        self._begins(operation)
+        try:
+            told = Told(operation, verb())
+        except BatchRejectedError as error:
+            told = Told(operation, f"rejected: {error.reason}", error)
+        except EvidenceArchiveError as error:
+            told = Told(operation, type(error).__name__, error)
+        except Exception as error:
+            told = Told(operation, f"untyped {type(error).__name__}", error)
+        except Crashed as error:
+            self._add(Told(operation, "crashed", error))
+            raise
+        self._add(told)
+
+    def _add(self, told: Told) -> None:
+        self.told.append(told)
+        self._heard(told)
+
+    def _answered(self, session: Session, content: str) -> str:
+        function = {"name": "restore_evidence", "arguments": _WHOLE}
+        answer = session.answer({"id": "restore_1", "type": "function", "function": function})
+        return "restored" if answer is not None and content in answer["content"] else "refused"
+
+
+_WHOLE = (
+    '{"id": "r1", "lines": null, "pattern": null, "context_lines": null, "pointer": null, '
+    '"reason": "the fault sweep asks"}'
+)
+
+
+def _acknowledged(receipt: Any) -> str:
+    return "receipt" if receipt.result_ids == ("r1", "r2", "r3") else "receipt of something else"
+
+
+def _equal(restored: Any, content: str) -> str:
+    return "restored" if type(restored) is str and restored == content else "unequal"
+
+
+CLEAN = {
+    "open": "opened",
+    "view": "old",
+    "archive": "receipt",
+    "next view": "new",
+    "restore by call": "restored",
+    "restore": "restored",
+    "restore part": "restored",
+}
+"""What a conversation without faults tells."""
+
+
+# --- trials and outcomes ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One fault at one passing.
+
+    Args:
+        operation: of the conversation, in which the passing is.
+        point, number: the passing.
+        kind: one of :data:`KINDS`, or ``held``: a writer who waits inside its transaction until somebody else has
+            given up waiting for it.
+    """
+
+    operation: str
+    point: str
+    number: int
+    kind: str
+
+    @property
+    def fault(self) -> str:
+        """The fault in words."""
+        return {"delay": f"delay {DELAY_MS} ms", HELD: "delay beyond all waits"}.get(self.kind, self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was true after a trial.
+
+    Args:
+        trial: what was tried.
+        told: what the operation that met the fault told its caller.
+        state: ``all`` of the batch is archived, or ``nothing``; ``part`` must never be.
+        next_view: of a session opened anew: ``old`` or ``new``, never ``mixed``; ``none`` where there was no batch.
+        restored_equal: whether every archived original came back equal; ``None`` when nothing was archived.
+        violations: what must not be, one sentence each.
+    """
+
+    trial: Trial
+    told: str
+    state: str
+    next_view: str
+    restored_equal: bool | None
+    violations: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything that has to hold does."""
+        return not self.violations
+
+    @property
+    def violation(self) -> str | None:
+        """What must not be, in words, or ``None``."""
+        return " ".join(self.violations) or None
+
+
+def set_fault(plan: FaultPlan, trial: Trial, *, kill: bool = False) -> None:
+    """Put a trial's fault into a plan.
+
+    Args:
+        plan: a new one.
+        trial: of a kind of :data:`KINDS`.
+        kill: whether a crash ends this very process.
+
+    Raises:
+        FormatError: the trial is of another kind, or names no point.
+    """
+    if trial.kind == "error":
+        plan.error(trial.point, nth=trial.number, times=1)
+    elif trial.kind == "outage":
+        plan.outage(trial.point, nth=trial.number)
+    elif trial.kind == "delay":
+        plan.delay(trial.point, delay_ms=DELAY_MS, nth=trial.number, times=1)
+    elif trial.kind == "crash":
+        plan.crash(trial.point, nth=trial.number, kill=kill)
+    else:
+        raise FormatError(f"A fault is one of {', '.join(KINDS)}.")
+
+
+class Sweep:
+    """The trials on one configuration; :meth:`rehearse` finds them, :meth:`run` runs one.
+
+    Args:
+        make: opens an archive on this configuration with a plan in front of it, always on the same store;
+            :func:`~evidence_archive.testing.faults.faulted` puts it there.
+        probe: who archives what. The sessions stay in the store.
+        kinds: of faults, from :data:`KINDS`.
+        points: pattern of the points to sweep.
+        killed: runs a trial of the kind ``crash`` in a process of its own, given the trial and the session's id,
+            and gives what was heard from it, or ``None`` when the process was not killed at the point. Without it
+            crashes are played in this process.
+
+    Raises:
+        FormatError: a kind or a point does not exist.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[FaultPlan], Archive],
+        *,
+        probe: Probe,
+        kinds: Iterable[str] = KINDS,
+        points: str = "*",
+        killed: Callable[[Trial, str], list[Told] | None] | None = None,
+    ) -> None:
+        self.kinds = tuple(dict.fromkeys(kinds))
+        if not self.kinds or not set(self.kinds) <= set(KINDS):
+            raise FormatError(f"Kinds of faults are {', '.join(KINDS)}: name at least one.")
+        if not any(fnmatchcase(point.name, points) for point in FAULT_POINTS):
+            raise FormatError(f"There is no fault point {points!r}: FAULT_POINTS lists them all.")
+        self.probe = probe
+        self._make = make
+        self._points = points
+        self._killed = killed
+        self._name = secrets.token_hex(4)
+        self._sessions = 0
+        self._log = _Log(probe.principal.org)
+
+    def _session_id(self) -> str:
+        self._sessions += 1
+        return f"faults-{self._name}-{self._sessions}"
+
+    def first_use(self) -> Iterator[Outcome]:
+        """The outcomes of faults while the org is made, for an org that was never used; none for any other.
+
+        Waits are left out, because they would make it. ``state`` says whether the org is there.
+
+        Raises:
+            EvidenceArchiveError: keys or store are not as they should be.
+        """
+        at = 0
+        while not self._org_exists():
+            at += 1
+            plan = FaultPlan()
+            plan.error("*", nth=at, times=1)
+            told = self._opened(plan)
+            if len(plan.passings) < at:
+                return  # nothing went wrong any more: the org is made
+            point, number = plan.passings[at - 1]
+            trial = Trial(FIRST_USE, point, number, "error")
+            if fnmatchcase(point, self._points):
+                if "error" in self.kinds:
+                    yield self._made(trial, told)
+                for kind in ("outage", "crash"):
+                    if kind in self.kinds and not self._org_exists():
+                        trial = Trial(FIRST_USE, point, number, kind)
+                        yield self._made(trial, self._first_opened(trial))
+
+    def _first_opened(self, trial: Trial) -> list[Told]:
+        if trial.kind == "crash" and self._killed is not None:
+            return self._killed(trial, self._session_id()) or []
+        plan = FaultPlan()
+        set_fault(plan, trial)
+        return self._opened(plan)
+
+    def _opened(self, plan: FaultPlan) -> list[Told]:
+        """What opening one session told."""
+        told = list[Told]()
+        with closing(self._make(plan)) as archive, suppress(Crashed):
+            Conversation(self.probe, self._session_id(), heard=told.append).open(archive, FIRST_USE)
+        return told
+
+    def _made(self, trial: Trial, told: list[Told]) -> Outcome:
+        state = "all" if self._org_exists() else "nothing"
+        word = self._word(trial, told)
+        return Outcome(trial, word, state, "none", None, tuple(_said_wrong(told)))
+
+    def _org_exists(self) -> bool:
+        with closing(self._make(FaultPlan())) as archive:
+            try:
+                archive.audit(principal=self.probe.principal)
+            except NotAvailableError:
+                return False
+            return True
+
+    def rehearse(self) -> tuple[Trial, ...]:
+        """Every trial there is, found by a conversation without faults.
+
+        Raises:
+            PolicyError: the policy does not let the probe's results be archived and restored.
+            MisuseError: the conversation does not go as it should even without a fault, or meets no such point.
+            EvidenceArchiveError: keys, store or objects are not as they should be.
+        """
+        for _ in range(2):  # the first one makes the org and loads the policy; the second is like all that follow
+            plan, begins = self._rehearsed()
+        trials = [
+            Trial([name for name, first in begins if first <= at][-1], passing.point, passing.number, kind)
+            for kind in self.kinds
+            for at, passing in enumerate(plan.passings)
+            if fnmatchcase(passing.point, self._points)
+        ]
+        held = [one for one in trials if (one.operation, one.point) == ("archive", "store.commit.before")]
+        if "delay" in self.kinds and held:
+            trials.append(Trial(held[-1].operation, held[-1].point, held[-1].number, HELD))
+        if not trials:
+            raise MisuseError(f"The conversation meets no point {self._points!r}: nothing would be checked.")
+        return tuple(trials)
+
+    def _rehearsed(self) -> tuple[FaultPlan, list[tuple[str, int]]]:
+        """What a conversation passes, and at which passing each of its operations begins."""
+        plan, begins = FaultPlan(), list[tuple[str, int]]()
+        talk = Conversation(
+            self.probe, self._session_id(), begins=lambda name: begins.append((name, len(plan.passings)))
+        )
+        with closing(self._make(plan)) as archive:
+            talk.run(archive)
+        _check_rehearsal(talk.told, self.probe)
+        return plan, begins
+
+    def run(self, trial: Trial) -> Outcome:
+        """What is true after one fault.
+
+        Args:
+            trial: one that :meth:`rehearse` gave.
+
+        Raises:
+            EvidenceArchiveError: the store cannot be looked at without a fault either.
+        """
+        session_id = self._session_id()
+        if trial.kind == "crash" and self._killed is not None:
+            told = self._killed(trial, session_id)
+            violations = [] if told is not None else ["The process was not killed at the point: it was never met."]
+            told = told or []
+        else:
+            told, violations = self._conversed(trial, session_id)
+        return self._looked(trial, session_id, told, violations)
+
+    def left_behind(self) -> dict[str, int]:
+        """What this sweep has left in the store, by kind of row; nothing of it is ever deleted.
+
+        Raises:
+            EvidenceArchiveError: keys or store are not as they should be.
+        """
+        counts = Counter[str]()
+        org, after = self.probe.principal.org, f"faults-{self._name}"
+        with closing(self._make(FaultPlan())) as archive:
+            vault = open_vault(archive._around, org, create=False)
+            with vault.store.reading(vault.store_wait_ms) as reader:
+                counts["audit entries"] = reader.head().size
+                while rows := [
+                    one for one in reader.sessions(after, 100) if one.session_id.startswith(f"faults-{self._name}-")
+                ]:
+                    after = rows[-1].session_id
+                    for row in rows:
+                        results = reader.results(row.scope_id, -1)
+                        counts["sessions"] += 1
+                        counts["results"] += len(results)
+                        counts["originals"] += sum(one.original_id is not None for one in results)
+                        counts["batches"] += row.batches
+        return dict(counts)
+
+    def _conversed(self, trial: Trial, session_id: str) -> tuple[list[Told], list[str]]:
+        plan, seen = FaultPlan(), list[str]()
+        if trial.kind == HELD:
+            plan.run(trial.point, lambda: seen.append(self._neighbour(session_id)), nth=trial.number)
+        else:
+            set_fault(plan, trial)
+        talk = Conversation(self.probe, session_id)
+        archive = self._make(plan)
+        try:
+            talk.run(archive)
+        except Crashed:
+            pass
+        finally:
+            archive.close()
+        violations = []
+        if plan.count(trial.point) < trial.number:
+            violations.append("The fault was never met: the conversation took another way than in the rehearsal.")
+        if seen not in ([], ["old"]):
+            violations.append(f"While the commit was held, another process saw a {seen[0]} view.")
+        return talk.told, violations
+
+    def _neighbour(self, session_id: str) -> str:
+        """What somebody else sees, who gives up waiting while a writer sits in its transaction."""
+        try:
+            with closing(self._make(FaultPlan())) as archive:
+                session = archive.session(session_id, self.probe.principal)
+                return self.probe.shown(session.view(self.probe.messages()))
+        except EvidenceArchiveError:
+            return "old"  # it could not look, and so still shows what its messages hold
+
+    def _looked(self, trial: Trial, session_id: str, told: list[Told], violations: list[str]) -> Outcome:
+        """An archive opened anew looks at what is left, and then goes on with the work."""
+        probe, found = self.probe, _Found("unknown", "unknown", None, 0)
+        try:
+            with closing(self._make(FaultPlan())) as archive:
+                state, archived = self._state(archive, session_id)
+                equal = _restored_equal(archive, probe, session_id, archived) if archived else None
+                session = archive.session(session_id, probe.principal)
+                next_view = probe.shown(session.view(probe.messages()))
+                entries, findings = self._log.new_entries(archive)
+                granted = [
+                    one for one in entries if one.event == audit.RESTORE_GRANTED and one.session_id == session_id
+                ]
+                found = _Found(state, next_view, equal, len(granted) - len(archived))
+                violations += [*findings, *_said_untrue(trial, told, found), *_left_wrong(found)]
+                violations += _recovery(session, probe, session_id)
+        except EvidenceArchiveError as error:
+            violations.append(f"After the fault the archive cannot be read any more: {error}")
+        violations += _said_wrong(told)
+        word = self._word(trial, told)
+        return Outcome(trial, word, found.state, found.next_view, found.equal, tuple(violations))
+
+    def _word(self, trial: Trial, told: Iterable[Told]) -> str:
+        """What the operation told that met the fault."""
+        if trial.kind == "crash" and self._killed is not None:
+            return "killed"
+        return next((one.word for one in told if one.operation == trial.operation), "nothing")
+
+    def _state(self, archive: Archive, session_id: str) -> tuple[str, list[str]]:
+        try:
+            results = archive.results(session_id, principal=self.probe.principal)
+        except NotAvailableError:
+            return "nothing", []
+        archived = [info.id for info in results if info.state == "archived" and info.restored_from is None]
+        wanted = [result_id for result_id, _ in self.probe.batch]
+        return ("all" if archived == wanted else "part" if archived else "nothing"), archived
+
+
+class _Log:
+    """The org's audit log, read on from where it was read last, so that a long sweep does not reread it all.
+
+    Args:
+        org: whose.
+    """
+
+    def __init__(self, org: str) -> None:
+        self._org = org
+        self._frontier = Frontier()
+
+    def new_entries(self, archive: Archive) -> tuple[list[audit.Leaf], list[str]]:
+        """What was appended since, and what is wrong with it."""
+        vault, frontier = open_vault(archive._around, self._org, create=False), self._frontier
+        entries, findings = list[audit.Leaf](), list[str]()
+        with vault.store.reading(vault.store_wait_ms) as reader:
+            head = reader.head()
+            while rows := reader.leaves(frontier.size, LEAVES_PER_READ):
+                for seq, data in rows:
+                    entry = audit.decode_leaf(data)
+                    if (seq, entry.seq, entry.org) != (frontier.size, seq, self._org):
+                        findings.append(f"Entry {frontier.size} of the audit log is missing.")
+                    frontier.append(leaf_hash(data))
+                    entries.append(entry)
+        if (head.size, head.frontier) != (frontier.size, frontier.to_bytes()):
+            findings.append("The audit log does not hash to what its head holds.")
+        return entries, findings
+
+
+def _check_rehearsal(told: Iterable[Told], probe: Probe) -> None:
+    for one in told:
+        if isinstance(one.error, BatchRejectedError) and one.error.targets:
+            raise PolicyError(
+                f"The policy does not let results of the tool {probe.tool!r} be archived "
+                f"({one.error.targets[0].reason}): name a tool that it does."
+            )
+        if isinstance(one.error, EvidenceArchiveError):
+            raise one.error
+        if one.word != CLEAN.get(one.operation):
+            raise MisuseError(
+                f"Even without a fault the operation {one.operation!r} told {one.word!r}: nothing can be swept."
+            )
+
+
+def _restored_equal(archive: Archive, probe: Probe, session_id: str, archived: Iterable[str]) -> bool:
+    contents = dict(zip((result_id for result_id, _ in probe.batch), probe.contents, strict=True))
+    equal = True
+    for result_id in archived:
+        try:
+            content = archive.restore(session_id, result_id, principal=probe.principal).content
+        except EvidenceArchiveError:
+            content = None
+        equal = equal and _equal(content, contents.get(result_id, "")) == "restored"
+    return equal
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What an archive opened anew found."""
+
+    state: str
+    next_view: str
+    equal: bool | None
+    granted: int
+    """Restores of the conversation in the audit log."""
+
+
+def _said_wrong(told: Iterable[Told]) -> Iterator[str]:
+    """What no operation may tell, whatever the fault."""
+    for one in told:
+        if one.word.startswith("untyped"):
+            yield f"The operation {one.operation} raised an {one.word}, which is no error of this library."
+        elif one.word in ("unequal", "mixed", "receipt of something else"):
+            yield f"The operation {one.operation} told {one.word!r}."
+        elif one.operation in ("view", "next view") and one.word not in ("old", "new", "crashed"):
+            yield f"The {one.operation} raised a {one.word} and did not show the originals."
+
+
+def _said_untrue(trial: Trial, told: Sequence[Told], found: _Found) -> Iterator[str]:
+    """What was told and is not so."""
+    words = {one.operation: one.word for one in told}
+    archive, view = words.get("archive", ""), words.get("next view")
+    if archive == "receipt" and found.state != "all":
+        yield "A receipt was given, and not all of the batch is archived."
+    if archive not in ("", "receipt", "crashed", f"rejected: {UNKNOWN}") and found.state != "nothing":
+        yield f"The caller was told that nothing was archived ({archive}), and the batch is there."
+    if "new" in (words.get("view"), view) and found.state != "all":
+        yield "A note was shown for what is not archived."
+    if archive == "receipt" and view == "old" and trial.kind != "outage" and trial.operation != "next view":
+        yield "The view after a receipt still shows the originals."
+    restores = [one for one in told if one.operation.startswith("restore") and one.word == "restored"]
+    if archive == "receipt" and found.granted < len(restores):
+        yield f"{len(restores)} originals were released, and the audit log holds {found.granted} of the grants."
+    if trial.kind in ("delay", HELD):
+        late = [one for one in told if one.word != CLEAN[one.operation]]
+        if late or found.state != "all":
+            yield f"A wait made the operation {late[0].operation if late else trial.operation} fail."
+
+
+def _left_wrong(found: _Found) -> Iterator[str]:
+    """What must not be left behind."""
+    if found.state == "part":
+        yield "A part of the batch is archived."
+    elif found.next_view != ("new" if found.state == "all" else "old"):
+        yield f"A session opened anew shows a view that is {found.next_view}; {found.state} of the batch is archived."
+    if found.equal is False:
+        yield "An archived original does not come back equal."
+
+
+def _recovery(session: Session, probe: Probe, session_id: str) -> Iterator[str]:
+    """Whether the work can go on: the same batch again is acknowledged, as new or as the one that is there."""
+    try:
+        session.archive(probe.batch, idempotency_key=session_id)
+        if probe.shown(session.view(probe.messages())) != "new":
+            yield "After the fault the batch could be archived, and the view does not show it."
+    except EvidenceArchiveError as error:
+        yield f"After the fault the batch cannot be archived any more: {error}"
+
+
+def sweep(
+    make: Callable[[FaultPlan], Archive],
+    *,
+    probe: Probe,
+    kinds: Iterable[str] = KINDS,
+    points: str = "*",
+) -> Iterator[Outcome]:
+    """The outcome of every fault at every passing; see :class:`Sweep`.
+
+    Args:
+        make, probe, kinds, points: as for :class:`Sweep`.
+
+    Raises:
+        FormatError: a kind or a point does not exist.
+        PolicyError: the policy does not let the probe's results be archived.
+        EvidenceArchiveError: keys, store or objects are not as they should be even without a fault.
+    """
+    trials = Sweep(make, probe=probe, kinds=kinds, points=points)
+    yield from trials.first_use()
+    yield from map(trials.run, trials.rehearse())
+
+
+def tool_allowed_by(policy: Policy, principal: Principal, tools: Iterable[str]) -> str:
+    """The first of some tools whose results the policy lets this principal archive and have back.
+
+    Args:
+        policy: the rules.
+        principal: who would own the session.
+        tools: names.
+
+    Raises:
+        PolicyError: it lets none of them.
+    """
+    tried = []
+    for tool in tools:
+        facts = Facts(
+            tools=(tool,),
+            sensitivity=frozenset(),
+            kind=None,
+            size_chars=PROBE_CHARS,
+            age_turns=AGE_TURNS,
+            text=_lines("a", PROBE_CHARS),
+        )
+        openings = policy.restore_openings(facts)
+        may = access.decide(principal, principal.org, principal.subject, openings)
+        if policy.decide_archive(facts).effect != "never" and may:
+            return tool
+        tried.append(tool)
+    raise PolicyError(
+        f"The policy lets no result of {', '.join(map(repr, tried)) or 'any tool'} be archived by who sweeps: "
+        "name a tool that it does, and the roles it asks for."
+    )

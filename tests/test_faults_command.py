@@ -1,0 +1,199 @@
+"""``evidence-archive faults``: a table to believe, exit 1 on a single violation, 2 when nothing could be swept."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Desk
+
+from evidence_archive import Archive, Principal
+from evidence_archive.cli import main
+from evidence_archive.testing.crashing import Configuration
+from evidence_archive.testing.faults import FaultPlan
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("EVIDENCE_ARCHIVE_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def words(desk: Desk) -> list[str]:
+    """The command on a store that exists."""
+    desk.open().close()
+    return ["faults", "--url", desk.url, "--keys", str(desk.keys)]
+
+
+def refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
+    """The one sentence of a sweep that could not run."""
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+# --- what it shows ----------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_a_line_for_every_fault_and_the_end_says_what_counts(
+    words: list[str], desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--points", "store.commit.*", "--kinds", "error,crash", "--org", "faults-here"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0].split("  ")[0] == "operation"
+    assert " ".join(lines[0].split()) == ("operation point n-th fault told outcome next view restored equal verdict")
+    table = lines[2 : lines.index("")]
+    assert all(line.endswith(" ok") for line in table)
+    archiving = [" ".join(line.split()[1:]) for line in table if line.startswith("archive ")]
+    assert archiving == [
+        "store.commit.before 3 error rejected: store_unavailable nothing old - ok",
+        "store.commit.after 3 error receipt all new yes ok",
+        "store.commit.before 3 crash killed nothing old - ok",
+        "store.commit.after 3 crash killed all new yes ok",
+    ]
+    assert f"{len(table)} faults at 2 points in " in lines[-2]
+    assert lines[-2].endswith("; 0 violations.")
+    assert lines[-1].startswith("The org faults-here stays in the store: ")
+    assert "faults to meet; this takes about" in err
+    with desk.open() as archive:
+        size = archive.audit(principal=Principal("faults-here", "auditor")).size
+    assert f"{size:,} audit entries" in lines[-1]
+
+
+def test_with_json_stdout_is_one_document_with_every_outcome(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--points", "store.insert_originals.*", "--kinds", "error,outage,delay", "--json"]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert err == ""
+    assert (report["ok"], report["violations"], report["tool"]) == (True, 0, "faults.probe")
+    assert report["trials"] == len(report["outcomes"]) == 6
+    assert report["org"].startswith("faults-")
+    assert report["left_in_store"]["sessions"] == 8
+    assert report["outcomes"][0] == {
+        "operation": "archive",
+        "point": "store.insert_originals.before",
+        "number": 1,
+        "fault": "error",
+        "told": "rejected: store_unavailable",
+        "outcome": "nothing",
+        "next_view": "old",
+        "restored_equal": None,
+        "ok": True,
+        "violations": [],
+    }
+    assert report["outcomes"][-1]["fault"] == "delay 50 ms"
+
+
+def test_a_single_violation_is_exit_1_and_is_told_in_words(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from test_faults_sweep import LosesOriginals
+
+    opened = Configuration.open
+
+    def naive(configuration: Configuration, plan: FaultPlan) -> Archive:
+        archive = opened(configuration, plan)
+        object.__setattr__(archive._around, "store", LosesOriginals(archive._around.store))
+        return archive
+
+    monkeypatch.setattr(Configuration, "open", naive)
+    assert main([*words, "--points", "store.insert_originals.before", "--kinds", "error"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "VIOLATION" in lines[2]
+    assert lines[-3].startswith("VIOLATION  archive, store.insert_originals.before 1, error: ")
+    assert "An archived original does not come back equal." in lines[-3]
+    assert lines[-2].endswith("; 1 violation.")
+
+
+def test_on_a_terminal_a_bar_shows_how_far_it_is(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert main([*words, "--points", "store.insert_batch.before", "--kinds", "error"]) == 0
+    assert "1/1" in capsys.readouterr().err
+
+
+# --- on whose configuration -------------------------------------------------------------------------------------
+
+
+def test_a_policy_that_names_its_tools_is_swept_with_one_of_them(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    clinical = ["--policy", str(ROOT / "policies" / "clinical.toml")]
+    only = ["--points", "store.commit.after", "--kinds", "error", "--json"]
+    assert main([*words, *clinical, *only]) == 0
+    assert json.loads(capsys.readouterr().out)["tool"] == "logs.x"
+    assert main([*words, *clinical, "--tool", "trace.read", *only]) == 0
+    assert json.loads(capsys.readouterr().out)["tool"] == "trace.read"
+    assert "'drug_label.lookup' be archived" in refused(capsys, [*words, *clinical, "--tool", "drug_label.lookup"])
+
+
+def test_a_policy_that_lets_nothing_be_archived_cannot_be_swept(
+    words: list[str], desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strict = desk.folder / "strict.toml"
+    strict.write_text('[policy]\nname = "strict"\nversion = 1\ndefault = "never"\n')
+    assert "lets no result of 'faults.probe' be archived" in refused(capsys, [*words, "--policy", str(strict)])
+
+
+def test_only_a_new_org_is_swept_in(words: list[str], desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    with desk.open() as archive:
+        archive.session("case", Principal("north-clinic", "triage-agent"))
+    assert "The org north-clinic is in use already" in refused(capsys, [*words, "--org", "north-clinic"])
+    with desk.open() as archive:
+        assert archive.audit(principal=Principal("north-clinic", "auditor")).size == 3
+
+
+def test_what_cannot_run_is_one_sentence_and_exit_2(
+    words: list[str], desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = f"sqlite:///{desk.folder}/none.db"
+    assert "There is no database" in refused(capsys, ["faults", "--url", nowhere, "--keys", str(desk.keys)])
+    assert not (desk.folder / "none.db").exists()
+    assert "There is no key file" in refused(capsys, [*words[:3], "--keys", str(desk.folder / "none.keys")])
+    assert "EVIDENCE_ARCHIVE_KEYS" in refused(capsys, words[:3])
+    assert "--kinds names some of error,outage,delay,crash." in refused(capsys, [*words, "--kinds", "flood"])
+    assert "There is no fault point" in refused(capsys, [*words, "--points", "store.comit.*"])
+    assert "meets no point" in refused(capsys, [*words, "--points", "objects.get"])
+    assert main([*words, "--tool", "x" * 5, "--policy", str(desk.folder / "none.toml"), "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["type"], error["exit_code"]) == ("PolicyError", 2)
+
+
+def test_keys_from_the_environment_are_used_by_the_processes_that_die_too(
+    words: list[str], desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EVIDENCE_ARCHIVE_KEYS", desk.keys.read_text())
+    assert main([*words[:3], "--points", "store.insert_batch.before", "--kinds", "crash", "--json"]) == 0
+    assert [one["told"] for one in json.loads(capsys.readouterr().out)["outcomes"]] == ["killed"]
+
+
+def test_the_help_has_an_example_and_says_what_the_exit_codes_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["faults", "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Example: evidence-archive faults --url" in out
+    assert "Exit 1 when that fails once, 2 when it could not run." in out
+    assert "..." not in out
+
+
+@pytest.mark.nightly
+def test_the_whole_sweep_with_real_kills_finds_nothing(
+    words: list[str], capsys: pytest.CaptureFixture[str], record_property: Any
+) -> None:
+    code = main([*words, "--json"])
+    report = json.loads(capsys.readouterr().out)
+    record_property("trials", report["trials"])
+    assert [one for one in report["outcomes"] if not one["ok"]] == []
+    assert code == 0
+    assert sum(one["told"] == "killed" for one in report["outcomes"]) > 100
