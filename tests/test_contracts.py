@@ -1,0 +1,263 @@
+"""The contracts hold for what ships, and naive backends do not get through them."""
+
+import os
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from evidence_archive.errors import MisuseError
+from evidence_archive.keys import EnvironmentKeys, FileKeys, new_keys
+from evidence_archive.ports import KeyProvider, Store
+from evidence_archive.store import open_store, rows
+from evidence_archive.store.sql import SqlOrgStore, SqlStore, SqlWriter
+from evidence_archive.testing import KeyProviderContract, StoreContract
+
+pytest_plugins = ["pytester"]
+
+ALTERED = {
+    "org": "UPDATE orgs SET kek_version = kek_version + 1",
+    "session": "UPDATE sessions SET version = version + 1",
+    "scope": "UPDATE scope_keys SET kek_version = kek_version + 1",
+    "result": "UPDATE results SET tokens = tokens + 1",
+    "batch": "UPDATE batches SET created_at_us = created_at_us + 1",
+    "head": "UPDATE audit_heads SET policy_digest = 'else'",
+}
+
+
+class SqliteContract(StoreContract):
+    """The store that ships, over SQLite."""
+
+    def make(self, folder: Path) -> Store:
+        return open_store(f"sqlite:///{folder}/evidence.db")
+
+    def reopen(self, folder: Path) -> Store:
+        return open_store(f"sqlite:///{folder}/evidence.db", create=False)
+
+    def alter(self, folder: Path, kind: str) -> bool:
+        with closing(sqlite3.connect(folder / "evidence.db")) as straight:
+            assert straight.execute(ALTERED[kind]).rowcount >= 1
+            straight.commit()
+        return True
+
+
+class TestSqliteStore(SqliteContract):
+    pass
+
+
+class TestFileKeys(KeyProviderContract):
+    def make(self, folder: Path) -> KeyProvider:
+        new_keys(folder / "keys")
+        return self.reopen(folder)
+
+    def reopen(self, folder: Path) -> KeyProvider:
+        return FileKeys(folder / "keys")
+
+
+class TestEnvironmentKeys(KeyProviderContract):
+    @pytest.fixture(autouse=True)
+    def _environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "environ", dict(os.environ))
+
+    def make(self, folder: Path) -> KeyProvider:
+        new_keys(folder / "keys")
+        os.environ[f"KEYS_IN_{folder.name}"] = (folder / "keys").read_text("ascii")
+        return self.reopen(folder)
+
+    def reopen(self, folder: Path) -> KeyProvider:
+        return EnvironmentKeys(f"KEYS_IN_{folder.name}")
+
+
+# --- naive backends ---------------------------------------------------------------------------------------------
+
+
+class Orgless(SqlStore):
+    """Keeps everything of all orgs together."""
+
+    def scoped(self, row: Any, row_key: bytes) -> SqlOrgStore:
+        super().scoped(row, row_key)
+        return SqlOrgStore(self._engine, "north-clinic", row_key)
+
+
+class Unscoped(SqlOrgStore):
+    @contextmanager
+    def writing(self, wait_ms: int, *, audited: bool) -> Any:
+        with super().reading(wait_ms) as reader:
+            head = reader.head() if audited else None
+        with self._engine.connection(wait_ms) as connection:
+            yield SqlWriter(self._engine, connection, self._org, self._row_key, head)
+
+
+class WithoutRollback(SqlStore):
+    """Commits every statement as it comes."""
+
+    def scoped(self, row: Any, row_key: bytes) -> SqlOrgStore:
+        super().scoped(row, row_key)
+        return Unscoped(self._engine, row.org, row_key)
+
+
+class Forgetful(SqlStore):
+    """Loses what it holds when it is closed."""
+
+    def close(self) -> None:
+        with self._engine.writing(1_000) as connection:
+            connection.driver_connection.execute("DELETE FROM results")
+        super().close()
+
+
+def sqlite(cls: type[SqlStore], folder: Path) -> SqlStore:
+    return cls(open_store(f"sqlite:///{folder}/evidence.db")._engine)
+
+
+class NaiveKeys:
+    """One key for everything, and no seal: what is wrapped is only covered."""
+
+    current: ClassVar[int] = 1
+
+    def __init__(self, folder: Path) -> None:
+        self._cover = sum(str(folder).encode()) % 255 + 1
+
+    def current_version(self, org: str) -> int:
+        return self.current
+
+    def fingerprint(self, org: str, version: int) -> bytes:
+        return bytes([self._cover]) * 16
+
+    def wrap(self, org: str, version: int, key: bytes, context: bytes) -> bytes:
+        return bytes(byte ^ self._cover for byte in key)
+
+    def unwrap(self, org: str, version: int, wrapped: bytes, context: bytes) -> bytes:
+        return self.wrap(org, version, wrapped, context)
+
+
+class Looking:
+    """Keys that ship, with one promise broken."""
+
+    def __init__(self, folder: Path) -> None:
+        if not (folder / "keys").exists():
+            new_keys(folder / "keys")
+        self.inner = FileKeys(folder / "keys")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class TriesTheCurrentKey(Looking):
+    def unwrap(self, org: str, version: int, wrapped: bytes, context: bytes) -> bytes:
+        return self.inner.unwrap(org, 1, wrapped, context)
+
+
+class IgnoresTheContext(Looking):
+    def wrap(self, org: str, version: int, key: bytes, context: bytes) -> bytes:
+        return self.inner.wrap(org, version, key, b"")
+
+    def unwrap(self, org: str, version: int, wrapped: bytes, context: bytes) -> bytes:
+        return self.inner.unwrap(org, version, wrapped, b"")
+
+
+class IgnoresTheOrg(Looking):
+    def wrap(self, org: str, version: int, key: bytes, context: bytes) -> bytes:
+        return self.inner.wrap("all", version, key, context)
+
+    def unwrap(self, org: str, version: int, wrapped: bytes, context: bytes) -> bytes:
+        return self.inner.unwrap("all", version, wrapped, context)
+
+
+def failures(pytester: pytest.Pytester, contract: str, made: str, *, among: Iterable[str] = ("TestIt",)) -> set[str]:
+    """Which tests of a contract a backend fails, among some; the run is one as its author would make it."""
+    pytester.makepyfile(
+        "\n".join(
+            [
+                "from test_contracts import *",
+                f"from test_contracts import {contract}",
+                f"class TestIt({contract}):",
+                f"    def make(self, folder): return {made}",
+                f"    def reopen(self, folder): return {made}",
+                "for name in ('TestSqliteStore', 'TestFileKeys', 'TestEnvironmentKeys'): globals().pop(name)",
+            ]
+        )
+    )
+    result = pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider", "-p", "no:cov", "-k", " or ".join(among))
+    reports = [one for one in result.reprec.getreports("pytest_runtest_logreport") if one.failed]  # type: ignore[attr-defined]
+    return {one.nodeid.partition("::TestIt::")[2].partition("[")[0].removeprefix("test_") for one in reports}
+
+
+def test_a_backend_that_keeps_its_promises_fails_nothing(pytester: pytest.Pytester) -> None:
+    assert failures(pytester, "SqliteContract", "sqlite(SqlStore, folder)") == set()
+    assert failures(pytester, "KeyProviderContract", "Looking(folder)") == set()
+
+
+@pytest.mark.parametrize(
+    ("made", "broken"),
+    [
+        (
+            "sqlite(Orgless, folder)",
+            {"nothing_of_one_org_is_found_through_another", "nothing_of_one_org_is_changed_through_another"},
+        ),
+        (
+            "sqlite(WithoutRollback, folder)",
+            {"a_write_that_raises_leaves_nothing", "a_write_that_stops_after_any_step_leaves_nothing"},
+        ),
+        ("sqlite(Forgetful, folder)", {"it_survives_the_object_that_wrote_it"}),
+    ],
+)
+def test_a_naive_store_fails_its_contract(pytester: pytest.Pytester, made: str, broken: set[str]) -> None:
+    assert failures(pytester, "SqliteContract", made, among=broken) == broken
+
+
+def test_a_store_that_skips_seals_fails_its_contract(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "check_row_seal", lambda *given: None)
+    broken = {
+        "a_row_that_was_changed_is_never_handed_out",
+        "an_org_opens_only_with_its_own_row_under_its_own_key",
+        "an_org_whose_row_was_changed_does_not_open",
+    }
+    assert failures(pytester, "SqliteContract", "sqlite(SqlStore, folder)", among=broken) == broken
+
+
+@pytest.mark.parametrize(
+    ("made", "broken"),
+    [
+        (
+            "NaiveKeys(folder)",
+            {
+                "under_another_context_nothing_is_unwrapped",
+                "changed_bytes_are_never_unwrapped",
+                "a_version_that_is_missing_is_said_to_be_and_no_other_is_tried",
+                "a_fingerprint_is_16_bytes_and_names_one_key_of_one_org",
+            },
+        ),
+        ("TriesTheCurrentKey(folder)", {"a_version_that_is_missing_is_said_to_be_and_no_other_is_tried"}),
+        ("IgnoresTheContext(folder)", {"under_another_context_nothing_is_unwrapped"}),
+        ("IgnoresTheOrg(folder)", {"for_another_org_nothing_is_unwrapped"}),
+    ],
+)
+def test_naive_keys_fail_their_contract(pytester: pytest.Pytester, made: str, broken: set[str]) -> None:
+    assert failures(pytester, "KeyProviderContract", made, among=broken) == broken
+
+
+@pytest.mark.parametrize("contract", [StoreContract, KeyProviderContract])
+def test_who_inherits_has_to_say_how_a_backend_is_made(contract: Any, tmp_path: Path) -> None:
+    for verb in ("make", "reopen"):
+        with pytest.raises(MisuseError, match=rf"define {verb}\(folder\)"):
+            getattr(contract(), verb)(tmp_path)
+
+
+def test_tests_that_need_changed_rows_are_skipped_with_a_reason_where_nobody_says_how(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        test_ours="from evidence_archive.testing import StoreContract\n"
+        "from evidence_archive.store import open_store\n"
+        "class TestIt(StoreContract):\n"
+        "    def make(self, folder): return open_store(f'sqlite:///{folder}/e.db')\n"
+        "    reopen = make\n"
+    )
+    result = pytester.runpytest_inprocess("-q", "-rs", "-p", "no:cacheprovider", "-p", "no:cov", "-k", "was_changed")
+    result.assert_outcomes(skipped=6)
+    result.stdout.fnmatch_lines(["*define alter(folder, kind)*"])

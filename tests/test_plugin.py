@@ -1,0 +1,169 @@
+"""The pytest plugin: an archive and its faults for anybody's tests, and nothing for anybody else's."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from typing import Any
+
+import pytest
+
+from evidence_archive import Archive, Principal
+from evidence_archive.errors import BatchRejectedError, KeyringError, NotAvailableError
+from evidence_archive.testing import Crashed, FaultPlan
+from evidence_archive.testing.faults import FAULT_POINTS
+
+pytest_plugins = ["pytester"]
+
+AGENT = Principal("north-clinic", "triage-agent")
+LONG = "01:00 node 3 timeout, disk sdc\n" * 60
+ONLY_LOGS = """
+[policy]
+name = "logs"
+version = 1
+default = "never"
+[[archive]]
+id = "logs"
+tools = ["logs.*"]
+effect = "allow"
+"""
+
+
+def read(archive: Archive, tool: str = "logs.search") -> tuple[Any, list[Any]]:
+    """A session that has read one result."""
+    session = archive.session("case", AGENT)
+    call = {"id": "call_1", "type": "function", "function": {"name": tool, "arguments": "{}"}}
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": LONG},
+        {"role": "assistant", "content": "Read."},
+    ]
+    session.view(messages)
+    return session, messages
+
+
+# --- the fixtures, as anybody uses them -------------------------------------------------------------------------
+
+
+def test_an_archive_is_there_and_nothing_goes_wrong_unasked(
+    evidence_archive: Archive, evidence_faults: FaultPlan
+) -> None:
+    session, messages = read(evidence_archive)
+    session.archive([("r1", "disk sdc")])
+    assert session.view(messages)[1]["content"].startswith("[archived r1 ")
+    assert evidence_archive.restore("case", "r1", principal=AGENT).content == LONG
+    assert evidence_faults.count("store.commit.after") == 4
+
+
+def test_every_test_has_a_store_of_its_own(evidence_archive: Archive) -> None:
+    with pytest.raises(NotAvailableError):
+        evidence_archive.results("case", principal=AGENT)
+
+
+def test_what_the_plan_says_goes_wrong_until_it_is_cleared(
+    evidence_archive: Archive, evidence_faults: FaultPlan
+) -> None:
+    session, messages = read(evidence_archive)
+    evidence_faults.error("store.commit.before")
+    with pytest.raises(BatchRejectedError):
+        session.archive([("r1", "disk sdc")])
+    evidence_faults.clear()
+    assert session.archive([("r1", "disk sdc")]).result_ids == ("r1",)
+    evidence_faults.error("keys.unwrap")
+    with pytest.raises(KeyringError):
+        evidence_archive.session("case", Principal("south-clinic", "triage-agent"))
+    evidence_faults.crash("store.peeking")
+    with pytest.raises(Crashed):
+        session.view(messages)
+
+
+@pytest.mark.evidence_archive(policy=None)
+def test_a_mark_may_say_what_is_so_anyway(evidence_archive: Archive) -> None:
+    assert evidence_archive.policy.name == "default"
+
+
+# --- in the run of somebody else --------------------------------------------------------------------------------
+
+
+def ran(pytester: pytest.Pytester, body: str, *options: str) -> pytest.RunResult:
+    pytester.makefile(".toml", logs=ONLY_LOGS)
+    pytester.makepyfile(test_theirs=f"import pytest\nfrom test_plugin import AGENT, read\n{body}")
+    return pytester.runpytest_inprocess("-q", "-W", "error", "--strict-markers", "-p", "no:cacheprovider", *options)
+
+
+def test_a_mark_chooses_policy_keys_and_store(pytester: pytest.Pytester) -> None:
+    from evidence_archive.keys import new_keys
+
+    new_keys(pytester.path / "ours.keys")
+    result = ran(
+        pytester,
+        """
+@pytest.mark.evidence_archive(policy="logs.toml")
+def test_policy(evidence_archive):
+    session, _ = read(evidence_archive, "mail.read")
+    assert session.results()[0].protected_by == "default"
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.evidence_archive(url="sqlite:///ours.db", keys="ours.keys")
+def test_store(evidence_archive, first):
+    if first:
+        read(evidence_archive)
+    else:
+        assert len(evidence_archive.results("case", principal=AGENT)) == 1
+""",
+    )
+    result.assert_outcomes(passed=3)
+
+
+@pytest.mark.parametrize("mark", ['polcy="x"', '"logs.toml"'])
+def test_a_mark_with_an_argument_that_does_not_exist_is_an_error_and_not_ignored(
+    pytester: pytest.Pytester, mark: str
+) -> None:
+    result = ran(
+        pytester,
+        f"@pytest.mark.evidence_archive({mark})\ndef test_it(evidence_archive):\n    assert evidence_archive",
+    )
+    result.assert_outcomes(errors=1)
+
+
+def test_the_marker_is_listed_and_no_option_was_added(pytester: pytest.Pytester) -> None:
+    listed = pytester.runpytest_inprocess("--markers")
+    listed.stdout.fnmatch_lines(["@pytest.mark.evidence_archive(policy=None, url=None, keys=None, objects=None):*"])
+    helped = pytester.runpytest_inprocess("--help")
+    assert "--evidence" not in helped.stdout.str()
+    fixtures = pytester.runpytest_inprocess("--fixtures", "-q")
+    fixtures.stdout.fnmatch_lines(["evidence_faults *", "evidence_archive *"])
+
+
+# --- in every run -----------------------------------------------------------------------------------------------
+
+
+def loaded(statement: str) -> set[str]:
+    """Modules that a statement loads, pytest being loaded already."""
+    code = f"import sys, pytest\nbefore = set(sys.modules)\n{statement}\nprint(*(sys.modules.keys() - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_loading_the_plugin_loads_nothing_but_itself() -> None:
+    assert loaded("import evidence_archive.testing.plugin") == {
+        "evidence_archive",
+        "evidence_archive.testing",
+        "evidence_archive.testing.plugin",
+    }
+    assert "evidence_archive.ports" in loaded("from evidence_archive.testing import FaultPlan"), "the look is blind"
+
+
+def test_pytest_finds_the_plugin_by_its_entry_point() -> None:
+    found = [one.value for one in entry_points(group="pytest11") if one.name == "evidence_archive"]
+    assert found == ["evidence_archive.testing.plugin"]
+
+
+def test_everything_public_in_testing_is_loaded_on_first_use() -> None:
+    from evidence_archive import testing
+
+    assert sorted(name for names in testing._HOMES.values() for name in names) == sorted(testing.__all__)
+    assert [name for name in testing.__all__ if not hasattr(testing, name)] == []
+    assert set(testing.__all__) <= set(dir(testing))
+    assert testing.FAULT_POINTS is FAULT_POINTS
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = testing.Nothing
