@@ -12,10 +12,10 @@ from doubles import Characters, policy_of
 from evidence_archive import Archive, Policy, Principal
 from evidence_archive.errors import FormatError, MisuseError, PolicyError, StoreUnavailableError
 from evidence_archive.store import engine
-from evidence_archive.testing import sweep as sweep_module
+from evidence_archive.testing import sweeping as sweep_module
 from evidence_archive.testing.crashing import Configuration, Crashing
 from evidence_archive.testing.faults import FaultPlan, faulted
-from evidence_archive.testing.sweep import (
+from evidence_archive.testing.sweeping import (
     PROBE_NOTE,
     Outcome,
     Probe,

@@ -1,19 +1,23 @@
 """The pytest plugin: an archive and its faults for anybody's tests, and nothing for anybody else's."""
 
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evidence_archive import Archive, Principal
 from evidence_archive.errors import BatchRejectedError, KeyringError, NotAvailableError
-from evidence_archive.testing import Crashed, FaultPlan
+from evidence_archive.testing import Crashed, FaultPlan, KeyProviderContract
 from evidence_archive.testing.faults import FAULT_POINTS
+from evidence_archive.testing.sweeping import KINDS
 
 pytest_plugins = ["pytester"]
 
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "faults.md"
 AGENT = Principal("north-clinic", "triage-agent")
 LONG = "01:00 node 3 timeout, disk sdc\n" * 60
 ONLY_LOGS = """
@@ -132,6 +136,28 @@ def test_the_marker_is_listed_and_no_option_was_added(pytester: pytest.Pytester)
     assert "--evidence" not in helped.stdout.str()
     fixtures = pytester.runpytest_inprocess("--fixtures", "-q")
     fixtures.stdout.fnmatch_lines(["evidence_faults *", "evidence_archive *"])
+
+
+def test_the_tests_that_the_document_shows_are_run_as_they_stand(pytester: pytest.Pytester) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text("utf-8"), re.M | re.S)
+    shown = [block for block in blocks if "def test_" in block or "class Test" in block]
+    pytester.makepyfile(**{f"test_shown_{at}": block for at, block in enumerate(shown)})
+    result = pytester.runpytest_inprocess("-q", "-W", "error", "--strict-markers", "-p", "no:cacheprovider")
+    contract = [name for name in dir(KeyProviderContract) if name.startswith("test_")]
+    result.assert_outcomes(passed=1 + len(contract))
+
+
+def test_the_document_lists_every_point_as_the_code_does() -> None:
+    listed = re.findall(r"^\| `(\w+\.[\w.]+)` \| (.*) \|$", DOCUMENT.read_text("utf-8"), re.M)
+    assert listed == [(point.name, point.words) for point in FAULT_POINTS]
+
+
+def test_the_document_shows_lines_that_the_command_prints() -> None:
+    text = DOCUMENT.read_text("utf-8")
+    heads = "operation point n-th fault told outcome next view restored equal verdict"
+    assert heads in " ".join(text.split())
+    kinds = re.findall(r"^\| `(\w+)` \| [a-z]", text, re.M)
+    assert tuple(kinds) == KINDS
 
 
 # --- in every run -----------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from evidence_archive.model import Principal
     from evidence_archive.policy import Policy
     from evidence_archive.testing.crashing import Configuration
-    from evidence_archive.testing.sweep import Outcome, Sweep
+    from evidence_archive.testing.sweeping import Outcome, Sweep
 
 __all__ = ["register"]
 
@@ -219,7 +219,7 @@ def _swept(
 
     from evidence_archive.testing.crashing import Crashing
     from evidence_archive.testing.faults import FaultPlan
-    from evidence_archive.testing.sweep import Probe, Sweep, tool_allowed_by
+    from evidence_archive.testing.sweeping import Probe, Sweep, tool_allowed_by
 
     with closing(configuration.open(FaultPlan())) as archive:
         _refuse_used(archive, principal)
@@ -283,7 +283,7 @@ def _refuse_used(archive: "Archive", principal: "Principal") -> None:
 
 def _candidates(policy: "Policy") -> list[str]:
     """Tools whose results the policy might let be archived: one that no rule names, then those that rules allow."""
-    from evidence_archive.testing.sweep import PROBE_TOOL
+    from evidence_archive.testing.sweeping import PROBE_TOOL
 
     tables: dict[str, Any] = {}
     if policy.path is not None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         say,
     )
     from evidence_archive.testing.store_contract import StoreContract
-    from evidence_archive.testing.sweep import Outcome, Probe, Sweep, Trial, sweep
+    from evidence_archive.testing.sweeping import Outcome, Probe, Sweep, Trial, sweep
 
 _HOMES = {
     "chat_server": ("ChatServer",),
@@ -61,7 +61,7 @@ _HOMES = {
         "say",
     ),
     "store_contract": ("StoreContract",),
-    "sweep": ("Outcome", "Probe", "Sweep", "Trial", "sweep"),
+    "sweeping": ("Outcome", "Probe", "Sweep", "Trial", "sweep"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

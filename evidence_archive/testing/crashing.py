@@ -18,7 +18,7 @@ from evidence_archive.archive import Archive
 from evidence_archive.errors import EvidenceArchiveError, MisuseError
 from evidence_archive.model import Principal
 from evidence_archive.testing.faults import FaultPlan, faulted
-from evidence_archive.testing.sweep import FIRST_USE, Conversation, Probe, Told, Trial, set_fault
+from evidence_archive.testing.sweeping import FIRST_USE, Conversation, Probe, Told, Trial, set_fault
 from evidence_archive.tokens import EstimateCounter
 
 __all__ = ["Configuration", "Crashing"]
@@ -60,7 +60,7 @@ class Configuration:
 
 
 class Crashing:
-    """Processes to be killed, for :class:`~evidence_archive.testing.sweep.Sweep`; a context manager.
+    """Processes to be killed, for :class:`~evidence_archive.testing.sweeping.Sweep`; a context manager.
 
     Args:
         configuration: what they open.
