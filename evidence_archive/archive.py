@@ -149,6 +149,7 @@ class Archive:
             policy = Policy.load(policy)
         provider = open_provider(keys)
         from evidence_archive.objects import open_objects
+        from evidence_archive.objects.directory import MARK
         from evidence_archive.objects.late import LateObjects
         from evidence_archive.store import open_store  # loads SQLAlchemy, which importing the package must not
 
@@ -156,10 +157,13 @@ class Archive:
         try:
             kept: ObjectStore | None
             if objects is not None:
-                kept = open_objects(objects, create=create)
+                kept = open_objects(objects, create=create and not store.names_objects())
             elif (beside := store.beside) is not None:
                 kept = LateObjects(
-                    "directory", lambda may_make: open_objects(beside, create=may_make and create), beside.exists
+                    "directory",
+                    lambda may_make: open_objects(beside, create=may_make and create),
+                    exists=lambda: os.path.lexists(beside / MARK),
+                    in_use=store.names_objects,
                 )
             else:
                 kept = None

@@ -11,40 +11,57 @@ __all__ = ["LateObjects"]
 class LateObjects:
     """The object store that a function opens, on first use.
 
+    Where it is missing although it is in use, such as on a disk that is not mounted, it is not made anew: what is put
+    into another one would be out of reach once the right one is back.
+
     Args:
         name: what it will be, for reports.
         opening: opens it; is told whether it may make what is not there yet.
         exists: whether it is there.
+        in_use: whether an archived original lies in it.
     """
 
-    def __init__(self, name: str, opening: Callable[[bool], ObjectStore], exists: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        name: str,
+        opening: Callable[[bool], ObjectStore],
+        *,
+        exists: Callable[[], bool] = lambda: True,
+        in_use: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.name = name
         self._opening = opening
         self._exists = exists
+        self._in_use = in_use
         self._objects: ObjectStore | None = None
         self._lock = threading.Lock()
 
-    def _opened(self, create: bool) -> ObjectStore:
+    def _opened(self, *, putting: bool = False) -> ObjectStore:
         with self._lock:
             if self._objects is None:
-                self._objects = self._opening(create)
+                self._objects = self._opening(putting and not self._in_use())
             return self._objects
+
+    def _is_vacant(self) -> bool:
+        """Whether nothing was ever put, so that there is nothing to open."""
+        return self._objects is None and not self._exists() and not self._in_use()
 
     def put(self, key: str, data: bytes) -> None:
         """See :class:`evidence_archive.ports.ObjectStore`."""
-        self._opened(True).put(key, data)
+        self._opened(putting=True).put(key, data)
 
     def get(self, key: str) -> bytes | None:
         """See :class:`evidence_archive.ports.ObjectStore`."""
-        return self._opened(False).get(key)
+        return self._opened().get(key)
 
     def delete(self, key: str) -> None:
-        """See :class:`evidence_archive.ports.ObjectStore`."""
-        self._opened(False).delete(key)
+        """See :class:`evidence_archive.ports.ObjectStore`; nothing is made only to delete from it."""
+        if not self._is_vacant():
+            self._opened().delete(key)
 
     def tidy(self) -> int:
         """See :class:`evidence_archive.ports.ObjectStore`; where nothing was ever put, nothing is to be removed."""
-        return self._opened(False).tidy() if self._objects is not None or self._exists() else 0
+        return 0 if self._is_vacant() else self._opened().tidy()
 
     def close(self) -> None:
         """See :class:`evidence_archive.ports.ObjectStore`."""

@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import LargeBinary, bindparam, delete, insert, select, update
+from sqlalchemy import LargeBinary, bindparam, delete, insert, literal, select, update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.sql import ClauseElement
@@ -147,6 +147,9 @@ _SELECT_ENVELOPES = _Statement(
     *(f"id_{at}" for at in range(_READ_BACK_ROWS)),
 )
 _SELECT_OBJECT = _select(t.OBJECTS, "original_id")
+_SELECT_ANY_OBJECT = _Statement(  # of any org: all orgs share one object store; the empty org is none
+    select(literal(1)).where(_O.org != bindparam("org"), _O.state == bindparam("stored")).limit(1), "org", "stored"
+)
 _SELECT_LAPSED = _Statement(
     select(t.OBJECTS)
     .where(_O.org == bindparam("org"), _O.state != bindparam("stored"), _O.expires_at_us <= bindparam("now_us"))
@@ -485,6 +488,11 @@ class SqlStore:
     def beside(self) -> Path | None:
         """The directory for large originals that goes with the database, where it is a file."""
         return self._engine.beside
+
+    def names_objects(self) -> bool:
+        """Whether an archived original lies outside the database; of which org, nobody is told."""
+        with self._engine.connection(self._wait_ms) as connection:
+            return SqlReader(self._engine, connection, "", b"")._one(_SELECT_ANY_OBJECT, _STORED) is not None
 
     def org(self, org: str) -> OrgRow | None:
         """An org's keys; what they are is checked by :meth:`scoped`.
