@@ -1,16 +1,19 @@
 """The door: open a store with keys and a policy, open sessions, restore for whoever may."""
 
+import io
 import os
 import re
 import threading
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from evidence_archive.clock import SystemClock
 from evidence_archive.dialects import dialect as dialect_named
 from evidence_archive.envelopes import Collected, Envelopes
 from evidence_archive.errors import FormatError, MisuseError, NotAvailableError, SealBrokenError, StoreBusyError
-from evidence_archive.excerpt import parse_selector
+from evidence_archive.excerpt import WHOLE, parse_selector
 from evidence_archive.keys import open_provider
 from evidence_archive.model import (
     Principal,
@@ -323,10 +326,12 @@ class Archive:
 
         Args:
             file: open for writing bytes; UTF-8 (``surrogatepass``) for a text, compact JSON for a list of parts.
+                A raw file that takes a part of what it is given is given the rest again.
             session_id, result_id, principal, reason: as in :meth:`restore`.
 
         Returns:
-            What was restored, with ``content`` ``None``.
+            What was restored, with ``content`` ``None``; a copy of a part is written as that part, and ``part`` names
+            it.
 
         Raises:
             NotAvailableError, FormatError, SealBrokenError, KeyringError, StoreError, MisuseError: as
@@ -336,10 +341,16 @@ class Archive:
         vault = self._vault(principal)
         restoring = Restoring(vault)
         found = restoring.find(principal, session_id, result_id)
-        restored = restoring.looked_at(principal, found)
+        chosen = restoring.selected(found, WHOLE)
+        if chosen.is_whole:
+            restored = restoring.looked_at(principal, found)
+            restoring.granted(principal, found, part=None, reason=reason)
+            restoring.released_to(principal, found, partial(_write, file))
+            return restored
+        opened = restoring.opened(principal, found, chosen, dialect_named(found.session.dialect))
         restoring.granted(principal, found, part=None, reason=reason)
-        restoring.released_to(principal, found, file.write)
-        return restored
+        _write(file, str(opened.content).encode("utf-8", "surrogatepass"))
+        return replace(opened.restored(), content=None)
 
     def collect(self, *, principal: Principal) -> Collected:
         """Delete what batches that never came to their end left in the object store.
@@ -499,3 +510,15 @@ def _opened_session(
     if scope is None:
         raise NotAvailableError
     return row, vault.scope_keys(scope)
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    """All of it: a raw file may take less than it is given (https://docs.python.org/3/library/io.html#io.RawIOBase)."""
+    rest = memoryview(data)
+    while rest:
+        written: Any = file.write(rest)
+        if written is None and not isinstance(file, io.RawIOBase):
+            return  # a file of somebody's own, which does not count
+        if not written:
+            raise BlockingIOError("The file takes nothing more at the moment, and cannot be waited for.")
+        rest = rest[written:]

@@ -232,11 +232,8 @@ class Restoring:
         """What :meth:`released_to` will hand out, checked as a whole, without its content.
 
         Raises:
-            FormatError: it is the copy of a part.
             SealBrokenError, KeyringError, StoreError: as :meth:`opened`.
         """
-        if found.row.part is not None:
-            raise FormatError("This is a copy of a part; ask for the result it was taken from, or restore it.")
         size_bytes = 0
 
         def count(piece: bytes) -> None:

@@ -1,5 +1,6 @@
 """Originals outside the database: durable before a batch names them, exact, bounded, collected when given up."""
 
+import asyncio
 import io
 import subprocess
 import sys
@@ -12,9 +13,17 @@ from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
-from doubles import Characters, policy_of
+from doubles import Characters, arguments, policy_of
 
-from evidence_archive import Archive, BatchRejectedError, FormatError, Principal, SealBrokenError
+from evidence_archive import (
+    Archive,
+    AsyncArchive,
+    BatchRejectedError,
+    FormatError,
+    NotAvailableError,
+    Principal,
+    SealBrokenError,
+)
 from evidence_archive.envelopes import INTENT_SECONDS, Envelopes
 from evidence_archive.errors import StoreUnavailableError
 from evidence_archive.keys import open_provider
@@ -192,6 +201,77 @@ def test_a_whole_original_is_written_to_a_file_and_the_grant_is_in_the_log(bench
         assert restored.sha256 == sha256(content).hexdigest()
     events = [entry.event for entry in bench.archive.audit(principal=OWNER).entries]
     assert events.count("restore.granted") == 2
+
+
+class Slow(io.RawIOBase):
+    """A raw file that takes a part of what it is given, then nothing."""
+
+    def __init__(self, most: int = 1 << 30) -> None:
+        self.held = bytearray()
+        self.most = most
+
+    def write(self, data: Any) -> int | None:
+        taken = bytes(data[: min(10_007, self.most - len(self.held))])
+        self.held += taken
+        return len(taken) or None
+
+
+def test_a_raw_file_that_takes_a_part_at_a_time_gets_all_and_one_that_is_full_is_an_error(bench: Bench) -> None:
+    bench.session.archive(ALL)
+    file = Slow()
+    bench.archive.restore_to(file, "case", "r1", principal=OWNER)
+    assert bytes(file.held) == LARGE.encode()
+    with pytest.raises(OSError, match="takes nothing more"):
+        bench.archive.restore_to(Slow(30_000), "case", "r1", principal=OWNER)
+
+
+def test_must_fail_control_a_raw_file_that_is_written_to_once_misses_most() -> None:
+    file = Slow()
+    file.write(LARGE.encode())
+    assert bytes(file.held) != LARGE.encode()
+
+
+def test_a_file_that_does_not_count_what_it_takes_gets_all(bench: Bench) -> None:
+    held = bytearray()
+
+    class Uncounted:
+        def write(self, data: bytes) -> None:
+            held.extend(data)
+
+    bench.session.archive(ALL)
+    bench.archive.restore_to(Uncounted(), "case", "r1", principal=OWNER)  # type: ignore[arg-type]
+    assert bytes(held) == LARGE.encode()
+
+
+def test_an_archived_copy_of_a_part_is_written_to_a_file_as_that_part(bench: Bench) -> None:
+    bench.session.archive(ALL)
+    asked = arguments(id="r1", lines="7-90", pattern=None, context_lines=None, pointer=None, reason=None)
+    bench.talk.ours(bench.session, "restore_evidence", asked)
+    bench.talk.say()
+    bench.session.view(bench.talk.messages)
+    bench.session.archive([("r4", "some lines")])
+    file = io.BytesIO()
+    restored = bench.archive.restore_to(file, "case", "r4", principal=OWNER)
+    assert file.getvalue().decode() == "".join(LARGE.splitlines(keepends=True)[6:90])
+    assert (restored.content, restored.part) == (None, "lines 7-90 of 30000")
+
+
+def test_a_large_original_is_written_to_a_file_for_who_awaits_it(bench: Bench) -> None:
+    bench.session.archive(ALL)
+
+    async def written() -> tuple[bytes, Any]:
+        file = io.BytesIO()
+        async with AsyncArchive.open(bench.desk.url, keys=bench.desk.keys, objects=bench.objects) as archive:
+            restored = await archive.restore_to(file, "case", "r1", principal=OWNER)
+            with pytest.raises(NotAvailableError):
+                await archive.restore_to(file, "case", "r9", principal=OWNER)
+            lines = await archive.restore("case", "r1", principal=OWNER, byte_range="0-9")
+            assert (await archive.collect(principal=OWNER)).abandoned == 0
+        return file.getvalue(), (restored.content, restored.sha256, lines.content)
+
+    data, told = asyncio.run(written())
+    assert data == LARGE.encode()
+    assert told == (None, sha256(data).hexdigest(), data[:10])
 
 
 def test_nothing_is_written_to_a_file_before_the_whole_is_known_to_be_authentic(bench: Bench) -> None:
@@ -461,7 +541,7 @@ _MEASURED = """
 import io, resource, sys
 from pathlib import Path
 from conftest import Conversation, Desk
-from doubles import Characters, policy_of
+from doubles import Characters, arguments, policy_of
 from evidence_archive import Principal
 size = int(sys.argv[2])
 OWNER = Principal(org="north-clinic", subject="owner")
