@@ -1,5 +1,6 @@
 """The command line, read as scripts: exact output, exit codes that say whose move it is, and no traceback ever."""
 
+import base64
 import hashlib
 import json
 import os
@@ -95,6 +96,7 @@ COMMANDS = [
     ["restore"],
     ["audit"],
     ["resume"],
+    ["collect"],
     ["keys", "new"],
     ["policy", "check"],
     ["policy", "explain"],
@@ -143,7 +145,10 @@ def test_help_cuts_no_sentence_and_names_values_by_what_they_are(command, capsys
     assert main([*command, "--help"]) == 0
     out = capsys.readouterr().out
     assert "..." not in out.replace("[ARGS]...", "").replace("{FILE}...", "")
-    assert not any(f"-{name} <" in out for name in ("url", "keys", "out", "tool", "keep", "min", "lines", "role"))
+    assert not any(
+        f"-{name} <" in out
+        for name in ("url", "keys", "objects", "bytes", "out", "tool", "keep", "min", "lines", "role")
+    )
 
 
 def test_with_json_a_failure_is_one_document_too(capsys):
@@ -371,10 +376,14 @@ def test_a_refused_restore_leaves_no_file_behind(store, tmp_path, capsys):
 def test_a_file_that_cannot_be_written_is_named_and_removed(store, tmp_path, capsys, monkeypatch):
     path = tmp_path / "original"
     full = broken(OSError(28, "No space left on device"))
-    monkeypatch.setattr("evidence_archive.cli.inspect._bytes_of", full)
-    err = failed(capsys, 1, store.run("restore", "case-4711", "r1", "--out", str(path)))
-    assert f"{path} could not be written (No space left on device)" in err
-    assert not path.exists()
+    for place, words in (
+        ("evidence_archive.archive.Archive.restore_to", []),
+        ("evidence_archive.cli.inspect._bytes_of", ["--bytes", "0-9"]),
+    ):
+        monkeypatch.setattr(place, full)
+        err = failed(capsys, 1, store.run("restore", "case-4711", "r1", "--out", str(path), *words))
+        assert f"{path} could not be written (No space left on device)" in err
+        assert not path.exists()
 
 
 @pytest.mark.parametrize("result_id", CONTENTS)
@@ -449,13 +458,17 @@ def test_only_a_part_gets_a_line_feed_at_its_end_and_only_on_stdout(store, tmp_p
         ["--context-lines", "3"],
         ["--pattern", "x", "--context-lines", "99"],
         ["--pointer", "x"],
+        ["--bytes", "9-1"],
+        ["--bytes", "0-1", "--lines", "1"],
     ],
 )
 def test_a_wrong_selector_is_named_as_an_option(store, words, capsys):
     err = failed(capsys, 40, store.run("restore", "case-4711", "r2", *words))
     assert "--" in err
     assert "null" not in err
+    assert "None" not in err
     assert "context_lines" not in err
+    assert "byte_range" not in err
 
 
 def test_a_part_comes_exactly(store, capsysbinary, tmp_path):
@@ -467,6 +480,24 @@ def test_a_part_comes_exactly(store, capsysbinary, tmp_path):
     assert store.run("restore", "case-4711", "r2", "--lines", "10-12", "--out", str(path)) == 0
     assert b"the whole original of" not in capsysbinary.readouterr().out
     assert path.read_text().count("line") == 3
+
+
+@pytest.mark.parametrize("result_id", CONTENTS)
+def test_bytes_come_raw_on_stdout_and_in_a_file_and_as_base64_in_json(store, result_id, tmp_path, capsysbinary):
+    part, path = exact(CONTENTS[result_id])[5:16], tmp_path / "part"
+    words = ["restore", "case-4711", result_id, "--bytes", "5-15"]
+    assert store.run(*words) == 0
+    out, err = capsysbinary.readouterr()
+    assert out == part
+    assert b"bytes 5-15 of" in err
+    assert store.run(*words, "--out", str(path)) == 0
+    assert path.read_bytes() == part
+    capsysbinary.readouterr()
+    assert store.run(*words, "--json") == 0
+    document = json.loads(capsysbinary.readouterr().out)
+    assert base64.b64decode(document["content_base64"]) == part
+    assert "content" not in document
+    assert document["original_sha256"] == hashlib.sha256(exact(CONTENTS[result_id])).hexdigest()
 
 
 def test_two_selectors_are_refused(store, capsys):
@@ -496,6 +527,90 @@ def test_a_role_opens_what_the_policy_says(store, tmp_path, capsys):
     assert store.run(*words, "--role", "auditor", subject="somebody") == 0
     assert json.loads(capsys.readouterr().out)["content"] == LOG
     failed(capsys, 12, store.run(*words[:3], *words[4:], "--role", "cook", subject="somebody"))
+
+
+# --- large originals ---------------------------------------------------------------------------------------------
+
+LARGE = "a result of more than one mebibyte\r\n" * 40_000
+
+
+def large(store, **named):
+    """One original outside the database, in a session of its own."""
+    with Archive.open(store.url, keys=store.keys, **named) as archive:
+        session = archive.session("large", OWNER)
+        session.view(talk([LARGE]))
+        session.archive([("r1", "a secret note")])
+
+
+def test_a_large_original_comes_from_the_folder_beside_the_database(store, tmp_path, capsysbinary):
+    large(store)
+    path = tmp_path / "large.txt"
+    assert store.run("restore", "large", "r1", "--out", str(path)) == 0
+    assert f"Wrote {len(LARGE):,} bytes to".encode() in capsysbinary.readouterr().out
+    assert path.read_bytes() == LARGE.encode()
+    assert store.run("restore", "large", "r1") == 0
+    assert capsysbinary.readouterr().out == LARGE.encode()
+    assert store.run("restore", "large", "r1", "--lines", "40000") == 0
+    assert capsysbinary.readouterr().out == b"a result of more than one mebibyte\r\n"
+
+
+def test_a_large_original_comes_from_the_folder_that_is_named(store, tmp_path, monkeypatch, capsysbinary):
+    folder = tmp_path / "elsewhere"
+    large(store, objects=folder)
+    path = tmp_path / "large.txt"
+    assert store.run("restore", "large", "r1", "--out", str(path)) == 51
+    assert not path.exists()
+    assert b"name the right one" in capsysbinary.readouterr().err
+    assert store.run("restore", "large", "r1", "--objects", str(folder)) == 0
+    monkeypatch.setenv("EVIDENCE_ARCHIVE_OBJECTS", str(folder))
+    assert store.run("restore", "large", "r1", "--out", str(path)) == 0
+    assert path.read_bytes() == LARGE.encode()
+
+
+def test_a_changed_object_leaves_no_file_behind(store, tmp_path, capsys):
+    large(store)
+    (object_,) = (store.folder / "evidence.db.objects").glob("??/*.00000")
+    data = object_.read_bytes()
+    object_.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    path = tmp_path / "large.txt"
+    failed(capsys, 31, store.run("restore", "large", "r1", "--out", str(path)))
+    assert not path.exists()
+
+
+LOOKS = [["results", "case-4711"], ["audit"], ["resume", "case-4711"], ["restore", "case-4711", "r2"], ["collect"]]
+
+
+@pytest.mark.parametrize("words", LOOKS, ids=lambda words: words[0])
+def test_looking_makes_no_folder_for_objects_and_needs_none(store, words, tmp_path):
+    assert store.run(*words) == 0
+    assert not (store.folder / "evidence.db.objects").exists()
+    folder = tmp_path / "none"
+    assert store.run(*words, "--objects", str(folder)) == (51 if words == ["collect"] else 0)
+    assert not folder.exists()
+
+
+def given_up(store, monkeypatch):
+    """A batch whose process was gone after its first object; its time is over."""
+    with monkeypatch.context() as patched:
+        patched.setattr("evidence_archive.envelopes.INTENT_SECONDS", -1)
+        patched.setattr("evidence_archive.envelopes.Envelopes.keep", broken(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            large(store)
+
+
+def test_what_a_batch_that_was_given_up_left_is_collected(store, monkeypatch, capsys):
+    given_up(store, monkeypatch)
+    folder = store.folder / "evidence.db.objects"
+    assert len([*folder.glob("??/*")]) == 1
+    assert store.run("collect") == 0
+    assert capsys.readouterr().out == (
+        "1 original of batches that were given up: objects deleted, and once more in 6 hours.\n"
+        "0 originals of that kind forgotten: nothing of them is left.\n"
+        "0 unfinished files removed.\n"
+    )
+    assert [*folder.glob("??/*")] == []
+    assert store.run("collect", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"abandoned": 0, "forgotten": 0, "tidied": 0}
 
 
 # --- under which policy -----------------------------------------------------------------------------------------
@@ -555,7 +670,7 @@ def test_a_restore_under_a_named_policy_does_not_change_which_one_is_asked_for(s
     failed(capsys, 10, store.run("restore", "case-4711", "r1"))
 
 
-@pytest.mark.parametrize("words", [["audit"], ["resume", "case-4711"]])
+@pytest.mark.parametrize("words", [["audit"], ["resume", "case-4711"], ["collect"]])
 def test_what_does_not_depend_on_the_policy_does_not_ask_for_it(store, careful, words):
     assert store.run(*words) == 0
 
@@ -578,7 +693,9 @@ def test_protection_that_hangs_on_words_or_age_is_not_guessed(store, careful, ca
 # --- what may go wrong with the store ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [["results", "case"], ["restore", "case", "r1"], ["audit"], ["resume", "case"]])
+@pytest.mark.parametrize(
+    "command", [["results", "case"], ["restore", "case", "r1"], ["audit"], ["resume", "case"], ["collect"]]
+)
 def test_looking_into_a_store_that_is_not_there_creates_none(store, command, tmp_path, capsys):
     path = tmp_path / "none.db"
     failed(capsys, 51, store.run(*command, url=f"sqlite:///{path}"))
@@ -593,7 +710,9 @@ def test_wrong_keys_are_the_keys_fault_and_change_nothing(store, tmp_path, capsy
     assert store.database.read_bytes() == before
 
 
-@pytest.mark.parametrize("command", [["results", "case"], ["restore", "case", "r1"], ["audit"], ["resume", "case"]])
+@pytest.mark.parametrize(
+    "command", [["results", "case"], ["restore", "case", "r1"], ["audit"], ["resume", "case"], ["collect"]]
+)
 def test_who_looks_into_a_store_is_told_to_put_its_keys_back(store, command, tmp_path, capsys):
     damaged = tmp_path / "damaged.keys"
     damaged.write_text("{}")
@@ -608,7 +727,9 @@ def test_who_looks_into_a_store_is_told_to_put_its_keys_back(store, command, tmp
         assert "keys new" not in err
 
 
-@pytest.mark.parametrize("command", [["results", "case"], ["restore", "case", "r1"], ["audit"], ["resume", "case"]])
+@pytest.mark.parametrize(
+    "command", [["results", "case"], ["restore", "case", "r1"], ["audit"], ["resume", "case"], ["collect"]]
+)
 def test_looking_into_an_org_that_is_not_there_creates_none(store, command, capsys):
     failed(capsys, 12, store.run(*command, org="south-clinic"))
     with sqlite3.connect(store.database) as connection:

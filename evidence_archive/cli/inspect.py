@@ -1,5 +1,6 @@
-"""``results``, ``restore``, ``audit``, ``resume``: look into a store that agents have filled."""
+"""``results``, ``restore``, ``audit``, ``resume``, ``collect``: look into a store that agents have filled."""
 
+import base64
 import json
 import os
 import re
@@ -53,6 +54,15 @@ _Policy = Annotated[
         help="Policy file that the agents use; without it the built-in default.",
     ),
 ]
+_Objects = Annotated[
+    str | None,
+    typer.Option(
+        "--objects",
+        metavar="WHERE",
+        envvar="EVIDENCE_ARCHIVE_OBJECTS",
+        help="Folder or s3://bucket/prefix of large originals; without it the folder beside the database.",
+    ),
+]
 _Org = Annotated[
     str,
     typer.Option("--org", metavar="NAME", envvar="EVIDENCE_ARCHIVE_ORG", help="Org of who asks.", show_default=False),
@@ -77,6 +87,7 @@ def register(app: typer.Typer) -> None:
     app.command("restore", epilog=f"Example: evidence-archive restore case-4711 r3 {_STORE} --out r3.txt")(_restore)
     app.command("audit", epilog=f"Example: evidence-archive audit {_STORE}")(_audit)
     app.command("resume", epilog=f"Example: evidence-archive resume case-4711 {_STORE}")(_resume)
+    app.command("collect", epilog=f"Example: evidence-archive collect {_STORE}")(_collect)
 
 
 def _results(
@@ -87,6 +98,7 @@ def _results(
     subject: _Subject,
     keys: _Keys = None,
     policy: _Policy = None,
+    objects: _Objects = None,
     role: _Roles = None,
     as_json: _Json = False,
 ) -> None:
@@ -95,7 +107,7 @@ def _results(
     For each: live or archived, and which rule protects it. IDs that are missing belong to the archive's own answers.
     """
     principal = Principal(org, subject, role or ())
-    with opened(url, keys, policy, principal, decides=True) as (archive, vault):
+    with opened(url, keys, policy, objects, principal, decides=True) as (archive, vault):
         found = archive.results(session, principal=principal)
         unknown = undecided(vault, session)
     if as_json:
@@ -137,6 +149,7 @@ def _restore(
     subject: _Subject,
     keys: _Keys = None,
     policy: _Policy = None,
+    objects: _Objects = None,
     role: _Roles = None,
     lines: Annotated[str | None, typer.Option(metavar="FIRST-LAST", help="Only these lines, such as 10-40.")] = None,
     pattern: Annotated[
@@ -148,6 +161,12 @@ def _restore(
     pointer: Annotated[
         str | None, typer.Option(metavar="POINTER", help="Only this part of a JSON original (JSON pointer).")
     ] = None,
+    byte_range: Annotated[
+        str | None,
+        typer.Option(
+            "--bytes", metavar="FIRST-LAST", help="Only these bytes, from 0, such as 0-4095; base64 in JSON."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write to this new file (mode 0600), not to stdout.")
     ] = None,
@@ -156,38 +175,42 @@ def _restore(
     """Give an exact original back.
 
     The very bytes, on stdout or in a new file. Text comes as UTF-8 (lone surrogates as three bytes each), a list of
-    parts as compact JSON. Of a part stderr says which it is, and on stdout it ends with a line feed.
+    parts as compact JSON. Of a part stderr says which it is, and on stdout it ends with a line feed, except bytes. A
+    whole original goes to a file piece by piece, with a few MiB in memory.
     """
     principal = Principal(org, subject, role or ())
-    with _new_file(out) as file:
-        with opened(url, keys, policy, principal, decides=True) as (archive, _):
+    selectors: dict[str, Any] = {
+        "lines": lines,
+        "pattern": pattern,
+        "context_lines": context_lines,
+        "pointer": pointer,
+        "byte_range": byte_range,
+    }
+    with _new_file(out) as file, opened(url, keys, policy, objects, principal, decides=True) as (archive, _):
+        if file is not None and all(value is None for value in selectors.values()):
+            restored = archive.restore_to(file, session, result_id, principal=principal)
+            size_bytes = file.tell()
+        else:
             try:
-                restored = archive.restore(
-                    session,
-                    result_id,
-                    principal=principal,
-                    lines=lines,
-                    pattern=pattern,
-                    context_lines=context_lines,
-                    pointer=pointer,
-                )
+                restored = archive.restore(session, result_id, principal=principal, **selectors)
             except FormatError as error:
                 raise type(error)(_as_options(str(error))) from error
-        data = _bytes_of(restored.content)
-        if file is not None:
-            file.write(data)
+            data = _bytes_of(restored.content)
+            size_bytes = len(data)
+            if file is not None:
+                file.write(data)
     if as_json:
         emit_json(_described(restored, out))
     elif out is None:
         stdout = typer.get_binary_stream("stdout")
         stdout.write(data)
-        if restored.part is not None and data and not data.endswith(b"\n"):
+        if restored.part is not None and byte_range is None and data and not data.endswith(b"\n"):
             stdout.write(b"\n")
         stdout.flush()
     else:
         what = "the whole original" if restored.part is None else restored.part
         say(
-            f"Wrote {counted(len(data), 'byte')} to {out}: {what} of {result_id} "
+            f"Wrote {counted(size_bytes, 'byte')} to {out}: {what} of {result_id} "
             f"from {restored.provenance.tool_name}.",
             f"sha256 of the whole original: {restored.sha256}",
         )
@@ -214,17 +237,20 @@ def _note_part(restored: Restored, result_id: str, *, warnings_only: bool) -> No
 
 def _as_options(words: str) -> str:
     """What is wrong with a selector, for somebody who gave options and not arguments of a tool."""
-    words = re.sub(r"(; give null for [a-z ]+|,? or null( for no pattern)?)(?=\.)", "", words)
+    words = re.sub(r"(; give (null|None) for [a-z ]+|,? or (null( for no pattern)?|None))(?=\.)", "", words)
+    words = words.replace("byte_range", "bytes").replace("Use bytes alone", "Use --bytes alone")
     words = words.replace("one of lines, pattern and pointer", "one of --lines, --pattern and --pointer")
     words = words.replace("goes with a pattern", "goes with --pattern")
     return re.sub(
-        r"^(lines|pattern|context_lines|pointer) (?=must|goes)",
+        r"^(lines|pattern|context_lines|pointer|bytes) (?=must|goes)",
         lambda match: f"--{match[1].replace('_', '-')} ",
         words,
     )
 
 
 def _bytes_of(content: Any) -> bytes:
+    if isinstance(content, bytes):
+        return content
     if isinstance(content, str):
         return content.encode("utf-8", "surrogatepass")
     return json.dumps(content, ensure_ascii=True, separators=(",", ":")).encode("ascii")
@@ -248,7 +274,11 @@ def _described(restored: Restored, out: Path | None) -> dict[str, Any]:
         "part": restored.part,
         "out": None if out is None else str(out),
     }
-    return described if out is not None else {**described, "content": restored.content}
+    if out is not None:
+        return described
+    if isinstance(restored.content, bytes):
+        return {**described, "content_base64": base64.b64encode(restored.content).decode("ascii")}
+    return {**described, "content": restored.content}
 
 
 @contextmanager
@@ -282,6 +312,7 @@ def _audit(
     subject: _Subject,
     keys: _Keys = None,
     policy: _Policy = None,
+    objects: _Objects = None,
     role: _Roles = None,
     start: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="First entry to list, from 0.")] = 0,
     as_json: _Json = False,
@@ -291,7 +322,7 @@ def _audit(
     The entries are hashed and compared with the head; exit 32 when they disagree.
     """
     principal = Principal(org, subject, role or ())
-    with opened(url, keys, policy, principal, decides=False) as (archive, _):
+    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
         report = archive.audit(principal=principal, start=start)
     if as_json:
         emit_json(
@@ -351,12 +382,13 @@ def _resume(
     subject: _Subject,
     keys: _Keys = None,
     policy: _Policy = None,
+    objects: _Objects = None,
     role: _Roles = None,
     as_json: _Json = False,
 ) -> None:
     """Let a suspended session archive again."""
     principal = Principal(org, subject, role or ())
-    with opened(url, keys, policy, principal, decides=False) as (archive, vault):
+    with opened(url, keys, policy, objects, principal, decides=False) as (archive, vault):
         was = suspension(vault, session)
         if was is not None:
             archive.resume(session, principal=principal)
@@ -366,3 +398,34 @@ def _resume(
         say(f"Session {session} was not suspended: nothing was changed.")
     else:
         say(f"Session {session} was suspended ({was}) and may archive again.")
+
+
+def _collect(
+    *,
+    url: _Url,
+    org: _Org,
+    subject: _Subject,
+    keys: _Keys = None,
+    policy: _Policy = None,
+    objects: _Objects = None,
+    role: _Roles = None,
+    as_json: _Json = False,
+) -> None:
+    """Delete what batches that were given up left in the object store.
+
+    Nothing that was archived is touched, and nothing of a batch that may still come to its end within its hours.
+    """
+    from evidence_archive.envelopes import INTENT_SECONDS  # loads the cipher
+
+    principal = Principal(org, subject, role or ())
+    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
+        collected = archive.collect(principal=principal)
+    if as_json:
+        emit_json(collected)
+        return
+    say(
+        f"{counted(collected.abandoned, 'original')} of batches that were given up: objects deleted, and once more "
+        f"in {INTENT_SECONDS // 3_600} hours.",
+        f"{counted(collected.forgotten, 'original')} of that kind forgotten: nothing of them is left.",
+        f"{counted(collected.tidied, 'unfinished file')} removed.",
+    )

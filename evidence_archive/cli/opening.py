@@ -21,7 +21,7 @@ _NEW_KEYS = re.compile(r": [^:`]*`evidence-archive keys new .*", re.DOTALL)
 
 @contextmanager
 def opened(
-    url: str, keys: Path | None, policy: Path | None, principal: Principal, *, decides: bool
+    url: str, keys: Path | None, policy: Path | None, objects: str | None, principal: Principal, *, decides: bool
 ) -> Iterator[tuple["Archive", "Vault"]]:
     """The archive and the vault of the principal's org; looking creates neither a store nor an org.
 
@@ -29,6 +29,8 @@ def opened(
         url: of the store.
         keys: key file; ``None`` for the environment variable ``EVIDENCE_ARCHIVE_KEYS``.
         policy: policy file; ``None`` for the built-in default.
+        objects: folder or bucket of the large originals; ``None`` for the folder beside the database. It is opened
+            when it is needed.
         principal: who asks.
         decides: what is asked depends on the policy, so that the default has to be what the org was used with.
 
@@ -39,17 +41,14 @@ def opened(
         StoreError: there is no such store, or it cannot be used.
     """
     from evidence_archive.archive import Archive
-    from evidence_archive.clock import SystemClock
+    from evidence_archive.objects import open_objects
+    from evidence_archive.objects.late import LateObjects
     from evidence_archive.policy import Policy
-    from evidence_archive.store import open_store
-    from evidence_archive.tokens import default_counter
-    from evidence_archive.vault import Surroundings, open_vault
 
     rules = Policy.default() if policy is None else Policy.load(policy)
-    provider, counter, clock = _provider(keys), default_counter(), SystemClock()
-    store = open_store(url, create=False, wait_ms=rules.limits.store_wait_ms_max)
-    with Archive(store, keys=provider, policy=rules, counter=counter, clock=clock) as archive:
-        vault = open_vault(Surroundings(store, provider, rules, counter, clock), principal.org, create=False)
+    kept = None if objects is None else LateObjects("objects", lambda _: open_objects(objects, create=False))
+    with Archive.open(url, keys=_provider(keys), policy=rules, objects=kept, create=False) as archive:
+        vault = archive._vault(principal)
         if decides and policy is None:
             _check_default(vault)
         yield archive, vault
