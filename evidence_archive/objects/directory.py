@@ -41,7 +41,7 @@ _OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _FULL = "The disk of the object folder is full: free space and try again; nothing was half written."
-_GONE = "The object folder is gone, or a part of it: put it back, mount it, or name the right one; nothing is half written."
+_GONE = "The object folder or a part of it is gone: put it back, mount it, or name the right one with objects=."
 _DENIED = "The object folder does not permit this: check its permissions, and that its file system has hard links."
 _BUSY = "The process has too many open files: raise its limit and try again; nothing was half written."
 _UNAVAILABLE = {
