@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evidence_archive import notes
@@ -165,17 +165,20 @@ class Archiving:
             return None
         with suppress(EvidenceArchiveError):
             self._records.refresh(self._records.limits.view_wait_ms_max)
-        return self._receipt(row, tag, call)
+        return self._receipt(row, tag, call, replayed=False)
 
     def _replayed(self, tag: bytes, key: str | None, call: ToolCall | None) -> tuple[Receipt, str] | None:
         with self._records.vault.store.peeking(self._records.vault.store_wait_ms) as reader:
             row = reader.batch(self._records.keys.scope_id, tag, key)
         return None if row is None else self._receipt(row, tag, call)
 
-    def _receipt(self, row: BatchRow, tag: bytes, call: ToolCall | None) -> tuple[Receipt, str]:
+    def _receipt(
+        self, row: BatchRow, tag: bytes, call: ToolCall | None, *, replayed: bool = True
+    ) -> tuple[Receipt, str]:
+        """The receipt of a batch, and its text: the one that was recorded, unless it is given once more."""
         if row.request_tag != tag:
             raise FormatError("This idempotency key was used with another batch: use a new key for new content.")
-        receipt = _receipt_of(row)
+        receipt = replace(_receipt_of(row), replayed=replayed)
         return receipt, self._receipt_text(receipt, call)
 
     def _commit(

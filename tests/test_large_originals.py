@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
-from doubles import Characters, arguments, policy_of
+from doubles import UNANSWERED, Characters, arguments, batch_of, opened, policy_of
 
 from evidence_archive import (
     Archive,
@@ -482,6 +482,26 @@ def test_must_fail_control_a_commit_that_does_not_look_again_loses_an_original(
         bench.session.restore("r1")
 
 
+# --- a commit of unknown end ------------------------------------------------------------------------------------
+
+
+def test_a_model_whose_commit_was_reported_as_failed_gets_the_receipt_that_was_recorded(
+    talk: Conversation, desk: Desk
+) -> None:
+    flaky = opened(desk)
+    session = flaky.session("case", OWNER)
+    talk.tool(SMALL)
+    talk.say()
+    session.view(talk.messages)
+    flaky.flaky.fault = UNANSWERED
+    talk.ours(session, "archive_evidence", batch_of(("r1", "a small one")))
+    flaky.flaky.fault = None
+    talk.tool("later")
+    session.view(talk.messages)
+    assert desk.execute("SELECT number, own FROM results ORDER BY number") == [(1, None), (2, "receipt"), (3, None)]
+    flaky.close()
+
+
 # --- bounds -----------------------------------------------------------------------------------------------------
 
 
@@ -541,7 +561,7 @@ _MEASURED = """
 import io, resource, sys
 from pathlib import Path
 from conftest import Conversation, Desk
-from doubles import Characters, arguments, policy_of
+from doubles import UNANSWERED, Characters, arguments, batch_of, opened, policy_of
 from evidence_archive import Principal
 size = int(sys.argv[2])
 OWNER = Principal(org="north-clinic", subject="owner")
