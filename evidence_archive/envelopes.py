@@ -14,6 +14,7 @@ from evidence_archive.errors import (
     EvidenceArchiveError,
     SealBrokenError,
     StoreBusyError,
+    StoreError,
     StoreUnavailableError,
     UnsupportedVersionError,
 )
@@ -29,6 +30,9 @@ INTENT_SECONDS = 6 * 3_600
 
 COLLECT_ROWS_MAX = 100
 """Intents looked at by one run of the collector."""
+
+COLLECT_FAILURES_MAX = 3
+"""Intents whose objects cannot be deleted, after which a run of the collector stops."""
 
 _INTENDED, _STORED, _ABANDONED = "intended", "stored", "abandoned"
 
@@ -283,35 +287,51 @@ class Envelopes:
             tidying: look for what unfinished puts left in the object store, too; that may list all of it.
 
         Raises:
-            StoreError: database or objects cannot be written; a later run goes on.
+            StoreError: database or objects cannot be written; what could be deleted was, a later run goes on.
         """
         now_us = self._vault.around.clock.now_us()
+        until_us = now_us + INTENT_SECONDS * 1_000_000
 
         def abandon(writer: Writer) -> list[ObjectRow]:
             lapsed = writer.lapsed_objects(now_us, COLLECT_ROWS_MAX)
-            until_us = now_us + INTENT_SECONDS * 1_000_000
-            writer.update_objects(
-                [replace(row, state=_ABANDONED, expires_at_us=until_us) for row in lapsed if row.state == _INTENDED]
-            )
+            fresh = [row for row in lapsed if row.state == _INTENDED]
+            writer.update_objects([replace(row, state=_ABANDONED, expires_at_us=until_us) for row in fresh])
             return lapsed
 
-        def forget(writer: Writer) -> None:
-            writer.delete_objects([row for row in again if writer.object(row.original_id) == row])
-
         lapsed = self._vault.transact(abandon)
-        again = [row for row in lapsed if row.state == _ABANDONED]
+        deleted: list[ObjectRow] = []
+        failed: list[ObjectRow] = []
+        failure: StoreError | None = None
         for row in lapsed:
-            for part in range(-(-row.size_bytes // row.part_bytes)):
-                self._vault.objects.delete(_part_key(row, part))
-        if again:
-            self._vault.transact(forget)
-        if lapsed:
-            self._vault.log.info(
-                "evidence_archive.collected", abandoned=len(lapsed) - len(again), forgotten=len(again)
+            try:
+                for part in range(-(-row.size_bytes // row.part_bytes)):
+                    self._vault.objects.delete(_part_key(row, part))
+                deleted.append(row)
+            except StoreError as error:
+                failed.append(row)
+                failure = failure or error
+                if len(failed) == COLLECT_FAILURES_MAX:
+                    break
+
+        def forget(writer: Writer) -> int:
+            again, put_off = (
+                [row for row in rows if row.state == _ABANDONED and writer.object(row.original_id) == row]
+                for rows in (deleted, failed)
             )
+            writer.delete_objects(again)
+            # Behind all others, so that what cannot be deleted is in nobody's way.
+            writer.update_objects([replace(row, expires_at_us=until_us) for row in put_off])
+            return len(again)
+
+        forgotten = self._vault.transact(forget) if any(row.state == _ABANDONED for row in deleted + failed) else 0
+        abandoned = sum(row.state == _INTENDED for row in lapsed)
+        if lapsed:
+            self._vault.log.info("evidence_archive.collected", abandoned=abandoned, forgotten=forgotten)
+        if failure is not None:
+            raise failure
         objects = self._vault.around.objects
         tidied = objects.tidy() if tidying and objects is not None else 0
-        return Collected(len(lapsed) - len(again), len(again), tidied)
+        return Collected(abandoned, forgotten, tidied)
 
     def tidy(self) -> None:
         """Run the collector; what goes wrong is logged, because nothing waits for it."""

@@ -25,7 +25,7 @@ from evidence_archive import (
     SealBrokenError,
 )
 from evidence_archive.envelopes import INTENT_SECONDS, Envelopes
-from evidence_archive.errors import StoreUnavailableError
+from evidence_archive.errors import StoreError, StoreUnavailableError
 from evidence_archive.keys import open_provider
 from evidence_archive.ports import OBJECT_BYTES_MAX
 from evidence_archive.store import open_store
@@ -433,6 +433,42 @@ def test_the_collector_never_touches_what_a_batch_named(bench: Bench) -> None:
         bench.archive.collect(principal=OWNER)
     with bench.opened() as other:
         assert bench.contents(other) == [LARGE, SMALL, PARTS]
+
+
+def given_up(bench: Bench, times: int) -> list[str]:
+    """The first objects of some batches that failed after them; their time is over."""
+    bench.objects.after_put = lambda key: (_ for _ in ()).throw(StoreUnavailableError("Away: try again."))
+    for _ in range(times):
+        with pytest.raises(BatchRejectedError):
+            bench.session.archive([("r1", "the log")])
+        bench.clock.advance(120)  # longer than archiving is suspended after failures
+    bench.objects.after_put = lambda key: None
+    lapse(bench)
+    return list(bench.objects.held)
+
+
+@pytest.mark.parametrize("stuck", [1, 5])
+def test_objects_that_cannot_be_deleted_keep_no_others_from_being_collected(bench: Bench, stuck: int) -> None:
+    held = given_up(bench, 8)
+    bad, delete = set(held[:stuck]), bench.objects.delete
+
+    def refusing(key: str) -> None:
+        if key in bad:
+            raise StoreError("Something else is in the place of an object: remove it.")
+        delete(key)
+
+    bench.objects.delete = refusing  # type: ignore[method-assign]
+    for _ in range(6):
+        with pytest.raises(StoreError, match="Something else"):
+            bench.archive.collect(principal=OWNER)
+        lapse(bench)
+    assert set(bench.objects.held) == bad
+    assert [state for state, _ in bench.rows()] == ["abandoned"] * stuck
+    bad.clear()
+    for _ in range(2):
+        bench.archive.collect(principal=OWNER)
+        lapse(bench)
+    assert (bench.objects.held, bench.rows()) == ({}, [])
 
 
 def collected_at(bench: Bench, at: int) -> bool:
