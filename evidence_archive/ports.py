@@ -313,7 +313,7 @@ class Reader(Protocol):
         ...
 
     def lapsed_objects(self, now_us: int, count: int) -> list[ObjectRow]:
-        """Up to ``count`` rows that are not ``stored`` and whose time is over, the oldest first."""
+        """Up to ``count`` rows not ``stored`` and named by no result, whose time is over, the oldest first."""
         ...
 
     def batch(self, scope_id: bytes, request_tag: bytes, idempotency_key: str | None) -> BatchRow | None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from conftest import Conversation, Desk
 from doubles import UNANSWERED, Characters, arguments, batch_of, opened, policy_of
+from sqlalchemy.dialects import sqlite
 
 from evidence_archive import (
     Archive,
@@ -29,6 +30,7 @@ from evidence_archive.errors import StoreError, StoreUnavailableError
 from evidence_archive.keys import open_provider
 from evidence_archive.ports import OBJECT_BYTES_MAX
 from evidence_archive.store import open_store
+from evidence_archive.store import sql as store_sql
 from evidence_archive.testing import FrozenClock
 
 OWNER = Principal(org="north-clinic", subject="triage-agent", roles={"agent"})
@@ -471,6 +473,39 @@ def test_objects_that_cannot_be_deleted_keep_no_others_from_being_collected(benc
     assert (bench.objects.held, bench.rows()) == ({}, [])
 
 
+def test_an_older_intent_put_back_with_its_seal_makes_the_collector_delete_nothing(bench: Bench) -> None:
+    older: list[Any] = []
+    bench.objects.on_put = lambda key: older.extend(bench.desk.execute("SELECT * FROM objects"))
+    bench.session.archive([("r1", "the log")])
+    right = bench.desk.execute("SELECT * FROM objects")
+
+    def put_back(row: Any) -> None:
+        bench.desk.execute("DELETE FROM objects")
+        bench.desk.execute(f"INSERT INTO objects VALUES ({','.join('?' * len(row))})", *row)
+
+    put_back(older[0])
+    held = dict(bench.objects.held)
+    for _ in range(3):
+        lapse(bench)
+        assert bench.archive.collect(principal=OWNER).abandoned == 0
+    assert bench.objects.held == held
+    with pytest.raises(SealBrokenError):
+        bench.session.restore("r1")
+    put_back(right[0])
+    assert bench.session.restore("r1").content == LARGE
+
+
+def test_looking_for_lapsed_intents_reads_neither_all_objects_nor_all_results(sqlite_desk: Desk) -> None:
+    open_store(sqlite_desk.url).close()
+    sql, ordered = store_sql._SELECT_LAPSED.on(sqlite.dialect())
+    plan = sqlite_desk.execute(f"EXPLAIN QUERY PLAN {sql}", *ordered(("north-clinic", "stored", 0, 100)))
+    read = [str(step[3]) for step in plan if "SEARCH" in str(step[3]) or "SCAN" in str(step[3])]
+    assert [step.split("INDEX ")[-1] for step in read] == [
+        "ix_objects_lapsed (org=? AND state<?)",
+        "ix_results_original (org=? AND original_id=?)",
+    ]
+
+
 def collected_at(bench: Bench, at: int) -> bool:
     """The collector of another process runs after so many objects of a batch, too late; was the batch accepted?"""
     other = bench.opened()
@@ -598,6 +633,7 @@ import io, resource, sys
 from pathlib import Path
 from conftest import Conversation, Desk
 from doubles import UNANSWERED, Characters, arguments, batch_of, opened, policy_of
+from sqlalchemy.dialects import sqlite
 from evidence_archive import Principal
 size = int(sys.argv[2])
 OWNER = Principal(org="north-clinic", subject="owner")

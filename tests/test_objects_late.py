@@ -26,6 +26,12 @@ LARGE = "a result of more than one mebibyte\r\n" * 40_000
 
 
 @pytest.fixture
+def desk(sqlite_desk: Desk) -> Desk:
+    """Only a database that is a file has a folder beside it."""
+    return sqlite_desk
+
+
+@pytest.fixture
 def archive(desk: Desk) -> Iterator[Archive]:
     """An archive that may use the folder beside its database."""
     with desk.open(counter=Characters()) as opened:

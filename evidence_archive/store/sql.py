@@ -152,7 +152,13 @@ _SELECT_ANY_OBJECT = _Statement(  # of any org: all orgs share one object store;
 )
 _SELECT_LAPSED = _Statement(
     select(t.OBJECTS)
-    .where(_O.org == bindparam("org"), _O.state != bindparam("stored"), _O.expires_at_us <= bindparam("now_us"))
+    .where(
+        _O.org == bindparam("org"),
+        _O.state < bindparam("stored"),  # "abandoned" and "intended" are: a range of the index, which "not" is not
+        _O.expires_at_us <= bindparam("now_us"),
+        # What a result names is kept, even where somebody put an older intent back with its seal.
+        ~select(_R.original_id).where(_R.org == bindparam("org"), _R.original_id == _O.original_id).exists(),
+    )
     .order_by(_O.expires_at_us, _O.original_id)
     .limit(bindparam("count")),
     "org",
@@ -278,7 +284,7 @@ class SqlReader:
         return None if row is None else _OBJECT.opened(self._row_key, row)
 
     def lapsed_objects(self, now_us: int, count: int) -> list[ObjectRow]:
-        """Up to ``count`` rows that are not ``stored`` and whose time is over, the oldest first."""
+        """Up to ``count`` rows not ``stored`` and named by no result, whose time is over, the oldest first."""
         rows = self._all(_SELECT_LAPSED, _STORED, now_us, count)
         return [_OBJECT.opened(self._row_key, row) for row in rows]
 
@@ -490,8 +496,8 @@ class SqlStore:
         return self._engine.beside
 
     def names_objects(self) -> bool:
-        """Whether an archived original lies outside the database; of which org, nobody is told."""
-        with self._engine.connection(self._wait_ms) as connection:
+        """Whether an archived original of any org lies outside the database, as far as this user sees all orgs."""
+        with self._engine.reading(self._wait_ms, "") as connection:
             return SqlReader(self._engine, connection, "", b"")._one(_SELECT_ANY_OBJECT, _STORED) is not None
 
     def org(self, org: str) -> OrgRow | None:

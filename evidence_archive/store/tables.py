@@ -118,7 +118,11 @@ class Result(SQLModel, table=True):
     """A tool result; once archived, also its sealed key and note."""
 
     __tablename__ = "results"
-    __table_args__ = (Index("ix_results_version", "org", "scope_id", "version"), _STRICT)
+    __table_args__ = (
+        Index("ix_results_version", "org", "scope_id", "version"),
+        Index("ix_results_original", "org", "original_id"),
+        _STRICT,
+    )
     org: str = _text(key=True)
     scope_id: bytes = _bytes(key=True)
     number: int = _int(key=True)

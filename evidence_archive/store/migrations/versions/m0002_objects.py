@@ -38,4 +38,5 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     op.create_index("ix_objects_lapsed", "objects", ["org", "state", "expires_at_us"])
+    op.create_index("ix_results_original", "results", ["org", "original_id"])
     wall_by_org("objects")
