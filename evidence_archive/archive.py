@@ -164,7 +164,7 @@ class Archive:
             elif (beside := store.beside) is not None:
                 kept = LateObjects(
                     "directory",
-                    lambda may_make: open_objects(beside, create=may_make and create),
+                    lambda may_make: open_objects(beside, create=may_make),
                     exists=lambda: os.path.lexists(beside / MARK),
                     in_use=store.names_objects,
                 )
