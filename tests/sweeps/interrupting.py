@@ -63,9 +63,7 @@ class Watch:
         act: done there, in the thread that passes.
     """
 
-    def __init__(
-        self, line: Line | None = None, passing: int = 0, act: Callable[[], object] | None = None
-    ) -> None:
+    def __init__(self, line: Line | None = None, passing: int = 0, act: Callable[[], object] | None = None) -> None:
         self.passings: Counter[Line] = Counter()
         self.acted = False
         self._line, self._passing, self._act = line, passing, act
