@@ -607,36 +607,53 @@ class World:
 # --- the machine ------------------------------------------------------------------------------------------------
 
 processes = st.sampled_from(PROCESSES)
-sessions = st.sampled_from(("one", "one", "one", "two", "south"))
+sessions = st.sampled_from(("one", "one", "one", "one", "one", "two", "south"))
 ids = st.sampled_from(("fresh", "fresh", "call_0", "", "long"))
 tools = st.sampled_from(("logs.search", "logs.search", "memory.lookup", "prescription.read"))
-contents = st.sampled_from(POOL)
-notes = st.sampled_from(("fine", "fine", "fine", "3 timeouts, all in shard 7", " ", "x" * (NOTE_CHARS_MAX + 1)))
+contents = st.sampled_from((*POOL[:3], *POOL))
+notes = st.sampled_from(("fine", "3 timeouts", *["all in shard 7"] * 10, " ", "x" * (NOTE_CHARS_MAX + 1)))
 seeds = st.integers(0, 1_000)
-chosen = st.lists(st.tuples(seeds, notes), min_size=1, max_size=3)
-results = st.lists(st.tuples(ids, tools, contents), max_size=3)
+chosen = st.lists(st.tuples(seeds, notes), min_size=1, max_size=2)
+results = st.lists(st.tuples(ids, tools, contents), min_size=1, max_size=3)
 
 
 class Machine(RuleBasedStateMachine):
     """Any order of the verbs; every rule checks what it did."""
 
     processes: dict[str, Process]
-    run = ""
     made = 0
 
     def __init__(self) -> None:
         super().__init__()
         type(self).made += 1
-        self.world = World(self.processes, f"{self.run}{type(self).made}")
+        self.world = World(self.processes, f"{type(self).made}")
+        for name in SESSIONS:  # something to begin with
+            asked = [
+                (self.world.call_id("fresh"), "logs.search", content) for content in POOL[: 3 if name == "one" else 1]
+            ]
+            self.world.turn(name, asked)
+            self.world.talks[name].messages.append({"role": "assistant", "content": "I have read it."})
+            self.world.view("A", name)
 
-    def _id(self, name: str, seed: int, *, archived: bool) -> str:
-        """Mostly a result for which it makes sense; else any number, one that was not issued included."""
+    def _archived(self, name: str, seed: int) -> int:
+        """Mostly a result that is archived; else any number, one that was not issued included."""
         records = self.world.talks[name].records
-        fit = [at for at, one in records.items() if one.own is None and (one.words is not None) is archived]
-        return f"r{1 + seed % (len(records) + 1) if seed % 7 == 0 or not fit else fit[seed % len(fit)]}"
+        fit = [number for number, record in records.items() if record.words is not None]
+        return fit[seed % len(fit)] if fit and seed % 5 != 3 else 1 + seed % (len(records) + 1)
 
-    def _batch(self, name: str, drawn: list[tuple[int, str]]) -> list[tuple[str, str]]:
-        return [(self._id(name, seed, archived=False), words) for seed, words in drawn]
+    def _batch(self, at: str, name: str, drawn: list[tuple[int, str]]) -> list[tuple[str, str]]:
+        """Mostly results that can be archived; else any, one that was not issued included."""
+        last = self.world.talks[name].last
+        fit = [
+            f"r{number}"
+            for number in range(1, last + 1)
+            if self.world.status(at, name, f"r{number}", "fine", []) == "ok"
+        ]
+        batch = []
+        for seed, words in drawn:
+            any_id = f"r{1 + seed % (last + 1)}"
+            batch.append((any_id if seed % 9 == 5 or not fit else fit.pop(seed % len(fit)), words))
+        return batch
 
     @rule(at=processes, name=sessions, drawn=results, seen=st.booleans())
     def turn(self, at: str, name: str, drawn: list[tuple[str, str, Any]], seen: bool) -> None:
@@ -669,13 +686,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=processes, name=sessions, drawn=chosen, key=st.booleans())
     def archive(self, at: str, name: str, drawn: list[tuple[int, str]], key: bool) -> None:
-        self.world.archive(at, name, self._batch(name, drawn), self.world.call_id("fresh") if key else None)
+        self.world.archive(at, name, self._batch(at, name, drawn), self.world.call_id("fresh") if key else None)
         self.world.check(at, name)
 
     @rule(at=processes, name=sessions, drawn=chosen)
     def archive_in_a_race(self, at: str, name: str, drawn: list[tuple[int, str]]) -> None:
         """The other process archives the first target after this one has looked and before it writes."""
-        batch = self._batch(name, drawn)
+        batch = self._batch(at, name, drawn)
         other = "B" if at == "A" else "A"
         self.world.seat(at, name), self.world.seat(other, name)
         flaky = self.world.processes[at].flaky
@@ -687,7 +704,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=processes, name=sessions, drawn=chosen, id=ids)
     def archive_call(self, at: str, name: str, drawn: list[tuple[int, str]], id: str) -> None:
-        self.world.archive_call(at, name, self._batch(name, drawn), id)
+        self.world.archive_call(at, name, self._batch(at, name, drawn), id)
         self.world.check(at, name)
 
     @rule(at=processes, name=sessions, seed=seeds)
@@ -698,19 +715,19 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=processes, name=sessions, seed=seeds, part=st.booleans())
     def restore(self, at: str, name: str, seed: int, part: bool) -> None:
-        self.world.restore(at, name, int(self._id(name, seed, archived=True)[1:]), part=part)
+        self.world.restore(at, name, self._archived(name, seed), part=part)
         self.world.check(at, name)
 
     @rule(at=processes, name=sessions, seed=seeds, id=ids, part=st.booleans())
     def restore_call(self, at: str, name: str, seed: int, id: str, part: bool) -> None:
-        self.world.restore_call(at, name, int(self._id(name, seed, archived=True)[1:]), id, part=part)
+        self.world.restore_call(at, name, self._archived(name, seed), id, part=part)
         self.world.check(at, name)
 
     @rule(at=processes, name=sessions, seed=seeds, who=st.sampled_from(("owner", "auditor", "stranger")))
     def restore_for(self, at: str, name: str, seed: int, who: str) -> None:
         world = self.world
         asking = {"owner": world.talks["one"].owner, "auditor": world.auditor, "stranger": world.stranger}[who]
-        world.restore_for(at, name, int(self._id(name, seed, archived=True)[1:]), asking)
+        world.restore_for(at, name, self._archived(name, seed), asking)
         world.check(at, "south" if who == "stranger" else "one")
 
     @rule(at=processes)
@@ -721,7 +738,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=processes, name=sessions, seed=seeds, sensitivity=st.sampled_from(("public", "public", "signed")))
     def label(self, at: str, name: str, seed: int, sensitivity: str) -> None:
-        self.world.label(at, name, int(self._id(name, seed, archived=False)[1:]), sensitivity)
+        self.world.label(at, name, 1 + seed % (self.world.talks[name].last + 1), sensitivity)
         self.world.check(at, name)
 
     @rule(
@@ -732,11 +749,10 @@ class Machine(RuleBasedStateMachine):
         drawn=chosen,
     )
     def disturbed(self, at: str, name: str, fault: str, verb: str, drawn: list[tuple[int, str]]) -> None:
-        batch = [
-            (self._id(name, seed, archived=verb.startswith("restore")), words if seed % 3 else "fine")
-            for seed, words in drawn
-        ]
         self.world.seat(at, name)
+        batch = self._batch(at, name, drawn)
+        if verb.startswith("restore"):
+            batch = [(f"r{self._archived(name, drawn[0][0])}", "")]
         self.world.disturbed(at, name, fault, verb, batch)
         self.world.check(at, name)
 
