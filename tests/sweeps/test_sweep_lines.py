@@ -420,16 +420,15 @@ class Sweep:
 
 
 def swept(sweep: Sweep, *, turn: int = 0, passings_max: int | None = None) -> None:
-    """Every line; the sample takes one or two of its passings, and lets the kinds take turns over the lines.
+    """Every line; the sample takes two of its passings where a batch is written, one elsewhere; kinds take turns.
 
     Args:
         turn: which kind the first line gets.
         passings_max: instead of the sample, every kind at every passing up to this one.
     """
-    writes = sweep.operation.archives or sweep.operation.copies
     for at, (line, last) in enumerate(sorted(sweep.passings.items()), turn):
         first, other = (1, KINDS[at % 4]), (last, KINDS[(at + 1) % 4])  # an error and an interrupt
-        points = [first, other] if writes else [first if at % 3 else other]
+        points = [first, other] if sweep.operation.archives else [first if at % 3 else other]
         if passings_max is not None:
             points = [(passing, kind) for passing in range(1, min(last, passings_max) + 1) for kind in KINDS]
         for passing, kind in points:
