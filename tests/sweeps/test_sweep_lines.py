@@ -27,8 +27,7 @@ from evidence_archive.errors import EvidenceArchiveError, StoreUnavailableError
 from evidence_archive.keys import new_keys, open_provider
 from evidence_archive.model import Receipt, Restored, same_value
 from evidence_archive.proof.leaf import decode_leaf
-from evidence_archive.store import engine as engines
-from evidence_archive.store import open_store
+from evidence_archive.store import open_store, sqlite
 from evidence_archive.store.sql import SqlWriter
 from evidence_archive.testing import FrozenClock
 
@@ -114,7 +113,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     new_keys(folder / "evidence.keys")
     desk = Desk(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "journal_rules", lambda version: ("memory", 0))
+        patch.setattr(sqlite, "journal_rules", lambda version: ("memory", 0))
         made = Ground(desk, open_provider(desk.keys))
         with made.archive() as archive:
             session = archive.session("case", OWNER)

@@ -8,35 +8,31 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles import AWAY, UNANSWERED, UNCOMMITTED, UNWRITABLE, Characters, FlakyStore, policy_of
+from conftest import Desk
+from doubles import AWAY, UNANSWERED, UNCOMMITTED, UNWRITABLE, Characters, Flaky, policy_of
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from evidence_archive import Archive, Principal, Session
 from evidence_archive.errors import BatchRejectedError, FormatError, NotAvailableError, StoreError
-from evidence_archive.keys import new_keys, open_provider
+from evidence_archive.keys import open_provider
 from evidence_archive.matching import Place
 from evidence_archive.model import Receipt, Restored, same_value
 from evidence_archive.records import Records
-from evidence_archive.store import engine as engines
-from evidence_archive.store import open_store
+from evidence_archive.store import open_store, sqlite
 from evidence_archive.store.sql import SqlWriter
+from evidence_archive.testing.faults import FaultyStore
 from evidence_archive.vault import Vault
 
 # Objects that a crash dropped are closed by the garbage collector, which says so.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-
-ENGINES: dict[str, Callable[[pytest.FixtureRequest], str]] = {
-    "sqlite": lambda request: f"sqlite:///{request.getfixturevalue('tmp_path')}/evidence.db"
-}
-"""What makes the URL of a fresh database, by engine, out of the fixtures that a test can ask for."""
 
 LABEL_CHARS_MIN = 40
 NOTE_CHARS_MAX = 100
@@ -155,7 +151,7 @@ def call_of(id: str, name: str, arguments: str) -> dict[str, Any]:
 class Process:
     """An archive over a store that can be made to fail, and the sessions it has open."""
 
-    def __init__(self, make: Callable[[], tuple[Archive, FlakyStore]]) -> None:
+    def __init__(self, make: Callable[[], tuple[Archive, Flaky]]) -> None:
         self.make = make
         self.begin()
 
@@ -799,23 +795,33 @@ class Machine(RuleBasedStateMachine):
                 self.world.check(at, name)
 
 
-@pytest.fixture(params=ENGINES)
-def pair(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[dict[str, Process]]:
-    """Two processes on one store."""
-    monkeypatch.setattr(engines, "journal_rules", lambda version: ("memory", 0))
-    new_keys(tmp_path / "evidence.keys")
-    keys, url = open_provider(tmp_path / "evidence.keys"), ENGINES[request.param](request)
+@contextmanager
+def paired(desk: Desk) -> Iterator[dict[str, Process]]:
+    def make() -> tuple[Archive, Flaky]:
+        flaky = Flaky()
+        store = FaultyStore(open_store(desk.url, wait_ms=1_000), flaky.plan)
+        return Archive(store, keys=open_provider(desk.keys), policy=POLICY, counter=Words()), flaky
 
-    def make() -> tuple[Archive, FlakyStore]:
-        flaky = FlakyStore(open_store(url, wait_ms=1_000))
-        return Archive(flaky, keys=keys, policy=POLICY, counter=Words()), flaky
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite, "journal_rules", lambda version: ("memory", 0))
+        both = {name: Process(make) for name in PROCESSES}
+        yield both
+        for process in both.values():
+            process.archive.close()
 
-    both = {name: Process(make) for name in PROCESSES}
-    yield both
-    for process in both.values():
-        process.archive.close()
+
+@pytest.fixture
+def pair(desk: Desk) -> Iterator[dict[str, Process]]:
+    """Two processes on one store, of each engine in turn."""
+    with paired(desk) as both:
+        yield both
+
+
+@pytest.fixture
+def sqlite_pair(sqlite_desk: Desk) -> Iterator[dict[str, Process]]:
+    """Two processes on one SQLite store."""
+    with paired(sqlite_desk) as both:
+        yield both
 
 
 def run(pair: dict[str, Process], examples: int, steps: int, phases: tuple[Phase, ...] = tuple(Phase)) -> Any:
@@ -884,7 +890,6 @@ def a_batch_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SqlWriter, "update_results", naive)
 
 
-@pytest.mark.parametrize("pair", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
     ("broken", "symptom"),
     [
@@ -894,8 +899,8 @@ def a_batch_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_machine_finds_a_broken_core(
-    pair: dict[str, Process], broken: Any, symptom: str, monkeypatch: pytest.MonkeyPatch
+    sqlite_pair: dict[str, Process], broken: Any, symptom: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)
     with pytest.raises(AssertionError, match=symptom):
-        run(pair, EXAMPLES, STEPS, (Phase.generate,))
+        run(sqlite_pair, EXAMPLES, STEPS, (Phase.generate,))
