@@ -46,7 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
 def test_the_table_has_a_line_for_every_fault_and_the_end_says_what_counts(
     words: list[str], desk: Desk, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*words, "--points", "store.commit.*", "--kinds", "error,crash", "--org", "faults-here"]) == 0
+    assert main([*words, "--points", "store.insert_batch.*", "--kinds", "error,crash", "--org", "faults-here"]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[0].split("  ")[0] == "operation"
@@ -55,10 +55,10 @@ def test_the_table_has_a_line_for_every_fault_and_the_end_says_what_counts(
     assert all(line.endswith(" ok") for line in table)
     archiving = [" ".join(line.split()[1:]) for line in table if line.startswith("archive ")]
     assert archiving == [
-        "store.commit.before 3 error rejected: store_unavailable nothing old - ok",
-        "store.commit.after 3 error receipt all new yes ok",
-        "store.commit.before 3 crash killed nothing old - ok",
-        "store.commit.after 3 crash killed all new yes ok",
+        "store.insert_batch.before 1 error rejected: store_unavailable nothing old - ok",
+        "store.insert_batch.after 1 error rejected: store_unavailable nothing old - ok",
+        "store.insert_batch.before 1 crash killed nothing old - ok",
+        "store.insert_batch.after 1 crash killed nothing old - ok",
     ]
     assert f"{len(table)} faults at 2 points in " in lines[-2]
     assert lines[-2].endswith("; 0 violations.")

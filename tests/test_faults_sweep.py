@@ -12,6 +12,7 @@ from doubles import Characters, policy_of
 from evidence_archive import Archive, Policy, Principal
 from evidence_archive.errors import FormatError, MisuseError, PolicyError, StoreUnavailableError
 from evidence_archive.store import engine
+from evidence_archive.testing import crashing
 from evidence_archive.testing import sweeping as sweep_module
 from evidence_archive.testing.crashing import Configuration, Crashing
 from evidence_archive.testing.faults import FaultPlan, faulted
@@ -58,11 +59,13 @@ def found(outcomes: Iterator[Outcome]) -> set[str]:
 def test_every_fault_at_every_passing_leaves_all_or_nothing_and_the_truth(
     make: Make, record_property: Callable[[str, object], None]
 ) -> None:
-    one = Sweep(make, probe=PROBE)
+    one = Sweep(make, probe=PROBE, kinds=["error", "outage", "crash"])
     outcomes = [*one.first_use(), *map(one.run, one.rehearse())]
+    waiting = Sweep(make, probe=PROBE, kinds=["delay"], points="store.commit.*")  # the long run waits everywhere
+    outcomes += map(waiting.run, waiting.rehearse())
     record_property("trials", len(outcomes))
     assert [(outcome.trial, outcome.violation) for outcome in outcomes if not outcome.ok] == []
-    assert len(outcomes) > 400
+    assert len(outcomes) > 300
     met = {(outcome.trial.operation, outcome.trial.kind) for outcome in outcomes}
     everywhere = {*sweep_module.CLEAN, "first use"}
     assert {operation for operation, _ in met} == everywhere
@@ -375,6 +378,21 @@ def test_a_killed_process_leaves_all_or_nothing(configuration: Configuration) ->
     ]
 
 
+def test_a_process_killed_while_an_org_is_made_leaves_it_whole_or_not_there(configuration: Configuration) -> None:
+    with Crashing(configuration, PROBE) as killed:
+        one = Sweep(configuration.open, probe=PROBE, kinds=["crash"], points="store.create_org.before", killed=killed)
+        outcomes = list(one.first_use())
+        assert [(one.told, one.state, one.violation) for one in outcomes] == [("killed", "nothing", None)]
+        never = Sweep(
+            configuration.open,
+            probe=replace(PROBE, principal=Principal("faults-else", "fault-sweep")),
+            kinds=["crash"],
+            points="keys.wrap",
+            killed=lambda trial, session_id: None,
+        )
+        assert [one.violation for one in never.first_use()] == [sweep_module.NOT_KILLED]
+
+
 def test_what_a_process_told_before_it_was_killed_is_heard(configuration: Configuration) -> None:
     configuration.open(FaultPlan()).session("first", PROBE.principal)
     with Crashing(configuration, PROBE) as killed:
@@ -389,6 +407,17 @@ def test_a_process_that_was_not_killed_at_its_point_is_a_violation(configuration
     assert outcome.violation == "The process was not killed at the point: it was never met."
     with pytest.raises(MisuseError, match="'with' statement"):
         killed(Trial("archive", "store.commit.before", 1, "crash"), "case")
+
+
+def test_a_process_that_hangs_or_cannot_be_started_is_no_success(
+    configuration: Configuration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crashing, "CRASH_SECONDS_MAX", 0)
+    with Crashing(configuration, PROBE) as killed:
+        assert killed(Trial("archive", "store.commit.before", 1, "crash"), "case") is None
+    monkeypatch.setattr("sys.executable", str(configuration.keys) + "/none")
+    with pytest.raises(MisuseError, match="sweep without crashes"), Crashing(configuration, PROBE):
+        pytest.fail("nothing was started")
 
 
 def test_a_store_opened_for_a_sweep_is_never_made(desk: Desk) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import pytest
 
@@ -30,7 +31,12 @@ from evidence_archive.ports import (
 )
 from evidence_archive.proof.merkle import Frontier, leaf_hash, root_of
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 __all__ = ["StoreContract"]
+
+R = TypeVar("R", bound="DataclassInstance")
 
 ORG, OTHER_ORG = "north-clinic", "south-clinic"
 ROW_KEY = bytes(range(32))
@@ -479,34 +485,36 @@ def made(store: Store, org: str) -> OrgStore:
     return store.scoped(store.create_org(org_row(org), ROW_KEY, [leaf_of(b"made")]), ROW_KEY)
 
 
+def row_of(cls: type[R], /, **named: Any) -> R:
+    """A row with a value in every field that needs one, and ``None`` in every other."""
+    needed = {one.name: None if NoneType in get_args(one.type) else _VALUES[one.type] for one in fields(cls)}
+    return cls(**{**needed, **named})
+
+
+_VALUES: dict[Any, Any] = {bytes: b"value", str: "value", int: 1}
+
+
 def org_row(org: str) -> OrgRow:
     """The row of an org."""
-    return OrgRow(org, b"d" * 16, b"wrapped", 1, b"f" * 16, 1, 0)
+    return row_of(OrgRow, org=org)
 
 
 def scope_row(scope_id: bytes = SCOPE) -> ScopeRow:
     """A wrapped key."""
-    return ScopeRow(scope_id, b"wrapped", 1, b"f" * 16, 1, 0)
+    return row_of(ScopeRow, scope_id=scope_id)
 
 
 def session_row() -> SessionRow:
     """A session, not stamped."""
-    return SessionRow("case", SCOPE, "owner", "chat", "9f3c", 1, 3, None, 1, 0, 10, 0)
-
-
-_PLAIN: dict[str, Any] = {"bytes": b"value", "str": "value", "int": 1}
+    return row_of(SessionRow, session_id="case", scope_id=SCOPE, stamp=b"")
 
 
 def result_row(number: int, **named: Any) -> ResultRow:
     """A result; every field that may be left out is."""
-    values: dict[str, Any] = {}
-    for one in fields(ResultRow):
-        kinds = str(getattr(one.type, "__name__", one.type)).split(" | ")
-        values[one.name] = None if "None" in kinds or " | " in str(one.type) else _PLAIN[kinds[0]]
-    return ResultRow(**{**values, "scope_id": SCOPE, "number": number, "version": 1, **named})
+    return row_of(ResultRow, **{"scope_id": SCOPE, "number": number, "version": 1, **named})
 
 
-BATCH = BatchRow(SCOPE, b"b" * 16, b"r" * 32, "key", '{"targets": []}', 7)
+BATCH = row_of(BatchRow, scope_id=SCOPE, batch_id=b"b" * 16, request_tag=b"r" * 32, idempotency_key="key")
 
 
 def leaf_of(text: bytes) -> Callable[[int], bytes]:

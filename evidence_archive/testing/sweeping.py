@@ -65,6 +65,8 @@ PROBE_CHARS = 4_000
 AGE_TURNS = 4
 """Turns of the model after the probe's results, so that rules on age let them be archived."""
 
+NOT_KILLED = "The process was not killed at the point: it was never met."
+
 UNKNOWN = "unknown"
 """The reason of a rejection that cannot say whether the batch was archived."""
 
@@ -415,9 +417,9 @@ class Sweep:
                         trial = Trial(FIRST_USE, point, number, kind)
                         yield self._made(trial, self._first_opened(trial))
 
-    def _first_opened(self, trial: Trial) -> list[Told]:
+    def _first_opened(self, trial: Trial) -> list[Told] | None:
         if trial.kind == "crash" and self._killed is not None:
-            return self._killed(trial, self._session_id()) or []
+            return self._killed(trial, self._session_id())
         plan = FaultPlan()
         set_fault(plan, trial)
         return self._opened(plan)
@@ -429,10 +431,10 @@ class Sweep:
             Conversation(self.probe, self._session_id(), heard=told.append).open(archive, FIRST_USE)
         return told
 
-    def _made(self, trial: Trial, told: list[Told]) -> Outcome:
+    def _made(self, trial: Trial, told: list[Told] | None) -> Outcome:
         state = "all" if self._org_exists() else "nothing"
-        word = self._word(trial, told)
-        return Outcome(trial, word, state, "none", None, tuple(_said_wrong(told)))
+        violations = [NOT_KILLED] if told is None else list(_said_wrong(told))
+        return Outcome(trial, self._word(trial, told or []), state, "none", None, tuple(violations))
 
     def _org_exists(self) -> bool:
         with closing(self._make(FaultPlan())) as archive:
@@ -483,12 +485,12 @@ class Sweep:
             trial: one that :meth:`rehearse` gave.
 
         Raises:
-            EvidenceArchiveError: the store cannot be looked at without a fault either.
+            EvidenceArchiveError: the archive cannot be opened.
         """
         session_id = self._session_id()
         if trial.kind == "crash" and self._killed is not None:
             told = self._killed(trial, session_id)
-            violations = [] if told is not None else ["The process was not killed at the point: it was never met."]
+            violations = [] if told is not None else [NOT_KILLED]
             told = told or []
         else:
             told, violations = self._conversed(trial, session_id)
