@@ -102,8 +102,8 @@ def test_a_single_violation_is_exit_1_and_is_told_in_words(
 
     opened = Configuration.open
 
-    def naive(configuration: Configuration, plan: FaultPlan) -> Archive:
-        archive = opened(configuration, plan)
+    def naive(configuration: Configuration, plan: FaultPlan, **named: bool) -> Archive:
+        archive = opened(configuration, plan, **named)
         object.__setattr__(archive._around, "store", LosesOriginals(archive._around.store))
         return archive
 

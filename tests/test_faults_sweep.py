@@ -420,7 +420,7 @@ def test_a_process_that_hangs_or_cannot_be_started_is_no_success(
         pytest.fail("nothing was started")
 
 
-def test_a_store_opened_for_a_sweep_is_never_made(desk: Desk) -> None:
+def test_a_store_that_has_to_exist_is_not_made(desk: Desk) -> None:
     with pytest.raises(StoreUnavailableError):
-        Configuration(desk.url, str(desk.keys)).open(FaultPlan())
+        Configuration(desk.url, str(desk.keys)).open(FaultPlan(), create=False)
     assert not desk.database.exists()

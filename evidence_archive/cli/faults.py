@@ -221,7 +221,7 @@ def _swept(
     from evidence_archive.testing.faults import FaultPlan
     from evidence_archive.testing.sweeping import Probe, Sweep, tool_allowed_by
 
-    with closing(configuration.open(FaultPlan())) as archive:
+    with closing(configuration.open(FaultPlan(), create=False)) as archive:
         _refuse_used(archive, principal)
         tools = _candidates(archive.policy) if tool is None else [tool]
         keeps_objects = getattr(archive._around, "objects", None) is not None

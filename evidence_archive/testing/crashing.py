@@ -35,7 +35,7 @@ class Configuration:
     """What an application opens; equal in every process.
 
     Args:
-        url: of the store, which has to exist.
+        url: of the store.
         keys: path of the key file, or ``env:NAME``.
         policy: path of the policy file, or ``None`` for the built-in default.
         objects: where large originals lie, or ``None``.
@@ -46,17 +46,18 @@ class Configuration:
     policy: str | None = None
     objects: str | None = None
 
-    def open(self, plan: FaultPlan) -> Archive:
+    def open(self, plan: FaultPlan, *, create: bool = True) -> Archive:
         """The archive with a plan in front of it. Tokens are estimated, since a sweep is not about them.
 
         Args:
             plan: what goes wrong.
+            create: make what is not there yet.
 
         Raises:
             EvidenceArchiveError: store, keys, policy or objects are not as they should be.
         """
         named: dict[str, Any] = asdict(self)
-        return faulted(Archive.open(named.pop("url"), create=False, counter=EstimateCounter(), **named), plan)
+        return faulted(Archive.open(named.pop("url"), create=create, counter=EstimateCounter(), **named), plan)
 
 
 class Crashing:
