@@ -81,8 +81,8 @@ class Probe:
     Args:
         principal: owns the sessions.
         tool: whose results they seem to be; the policy has to let them be archived.
-        large_chars: length of the third result, where that is more than the others have; for a store that keeps
-            large originals elsewhere.
+        large_chars: length of the second result, which is restored whole, where that is more than the others have;
+            for an archive that keeps large originals elsewhere.
     """
 
     principal: Principal
@@ -92,7 +92,7 @@ class Probe:
     @property
     def contents(self) -> tuple[str, str, str]:
         """The three tool results."""
-        return (_lines("a", PROBE_CHARS), _lines("b", PROBE_CHARS), _lines("c", max(PROBE_CHARS, self.large_chars)))
+        return (_lines("a", PROBE_CHARS), _lines("b", max(PROBE_CHARS, self.large_chars)), _lines("c", PROBE_CHARS))
 
     @property
     def batch(self) -> list[tuple[str, str]]:
