@@ -195,16 +195,22 @@ class _Process:
 
 
 @contextmanager
-def servers() -> Iterator[Server]:
-    """A server of this test's own, which it may stop and start.
+def servers(*, in_memory: bool = True) -> Iterator[Server]:
+    """A server of this test's own, which it may stop and start; skips where there is none to start.
 
-    Skips where there is none to start.
+    Args:
+        in_memory: its files lie in memory where there is room; otherwise where temporary files do.
     """
     binaries = _binaries() if sys.platform != "win32" else None
     if binaries is None:
         pytest.skip(MISSING)
     memory = Path("/dev/shm")
-    roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ROOM_BYTES_MIN
+    roomy = (
+        in_memory
+        and memory.is_dir()
+        and os.access(memory, os.W_OK)
+        and shutil.disk_usage(memory).free > ROOM_BYTES_MIN
+    )
     folder = Path(tempfile.mkdtemp(prefix="eva-", dir=memory if roomy else None))
     with _guarded(folder):
         to = unprivileged()

@@ -190,6 +190,30 @@ def test_a_role_that_owns_nothing_works_with_four_grants_and_cannot_open_the_wal
         connection.execute("ALTER TABLE originals DISABLE ROW LEVEL SECURITY")
 
 
+def test_an_archive_works_on_tables_that_are_partitioned_by_org(desk: Desk) -> None:
+    owner = make_url(desk.url).username
+    for name in TABLES:
+        desk.execute(f"ALTER TABLE {name} RENAME TO whole_{name}")
+        desk.execute(f"CREATE TABLE {name} (LIKE whole_{name} INCLUDING ALL) PARTITION BY HASH (org)")
+        for at in range(4):
+            desk.execute(f"CREATE TABLE {name}_{at} PARTITION OF {name} FOR VALUES WITH (MODULUS 4, REMAINDER {at})")
+            desk.execute(f"ALTER TABLE {name}_{at} OWNER TO {owner}")
+        desk.execute(f"ALTER TABLE {name} OWNER TO {owner}")
+        desk.execute(f"DROP TABLE whole_{name}")
+        desk.execute(f"ALTER TABLE {name} ENABLE ROW LEVEL SECURITY")
+        desk.execute(f"ALTER TABLE {name} FORCE ROW LEVEL SECURITY")
+        desk.execute(
+            f"CREATE POLICY {name}_by_org ON {name} USING (org = current_setting('evidence_archive.org', true))"
+        )
+    with desk.open() as archive:
+        for org in ("north-clinic", "south-clinic", "east-clinic"):
+            owner_there = Principal(org=org, subject="owner")
+            assert filled(archive, principal=owner_there).restore("r1").content == LONG
+            assert archive.audit(principal=owner_there).intact
+    assert orgs_seen(desk, "north-clinic")["originals"] == {"north-clinic"}
+    assert orgs_seen(desk, None)["originals"] == set()
+
+
 # --- durability -------------------------------------------------------------------------------------------------
 
 

@@ -548,6 +548,17 @@ def told_before_the_end(archive_all: Callable[[Case], str]) -> Callable[[Case], 
     return told
 
 
+def test_a_server_that_falls_silent_in_a_transaction_is_given_up_within_the_bound(desk: Desk, proxy: Proxy) -> None:
+    with through(desk, proxy.port) as archive:
+        case = Case(desk, archive, "case")
+        assert case.archive_all() == "all"
+        proxy.harm = "silent"
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailableError, match="does not answer"):
+            case.session.restore("r1")
+        assert time.monotonic() - began < 20
+
+
 def test_a_server_that_is_silent_from_the_first_word_is_given_up_within_the_bound(desk: Desk) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         began = time.monotonic()

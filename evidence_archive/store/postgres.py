@@ -40,6 +40,7 @@ _ALIVE = {
 _MIGRATORS = 0x65_76_69_64  # an arbitrary key for pg_advisory_xact_lock, the same in every version
 
 _BROKEN = "The connection to the database broke: what was not acknowledged is there whole, or not at all."
+_SILENT = "The database does not answer: what was not acknowledged is there whole, or not at all."
 _SAYS: dict[str, tuple[type[StoreError], str]] = {
     "55P03": (StoreBusyError, "The database is locked by another writer: try again."),
     "57014": (StoreBusyError, "The database took longer than it may: try again."),
@@ -62,6 +63,8 @@ _SAYS: dict[str, tuple[type[StoreError], str]] = {
 
 def _typed(error: psycopg.Error) -> StoreError:
     """An error of ours for one of the driver's, by its SQLSTATE (PostgreSQL, appendix A)."""
+    if isinstance(error, _SilentError):
+        return StoreUnavailableError(_SILENT)
     state = error.sqlstate or ""
     kind, said = _SAYS.get(state) or _SAYS.get(state[:2]) or (StoreError, "")
     if not said and not state and isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)):
@@ -87,30 +90,33 @@ class _SilentError(psycopg.OperationalError):
 
 
 class _BoundedConnection(psycopg.Connection[Any]):
-    """A connection that waits for an answer no longer than ``answer_ms``, and does not outlive an interrupt."""
+    """A connection whose peer is silent for no longer than ``answer_ms``, and that does not outlive an interrupt."""
 
     answer_ms = ANSWER_MS_MAX
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         """What the driver's generator gives, within the bound; a connection that was silent is closed."""
-        deadline = time.monotonic() + (self.answer_ms / 1_000 if timeout is None else timeout)
+        silent_s_max = self.answer_ms / 1_000 if timeout is None else timeout
         try:
-            return waiting.wait(_until(gen, deadline), self.pgconn.socket, interval=interval)
+            return waiting.wait(_heard(gen, silent_s_max), self.pgconn.socket, interval=interval)
         except BaseException as error:
             if isinstance(error, _SilentError) or not isinstance(error, Exception):
                 self.pgconn.finish()  # an answer may still come, but to a question nobody asks any more
             raise
 
 
-def _until(gen: Generator[Any, Any, Any], deadline: float) -> Generator[Any, Any, Any]:
-    ready = None
+def _heard(gen: Generator[Any, Any, Any], silent_s_max: float) -> Generator[Any, Any, Any]:
+    """The driver's generator, as long as bytes move in either direction now and then."""
+    ready, last = None, time.monotonic()
     while True:
         try:
             wanted = gen.send(ready)
         except StopIteration as stop:
             return stop.value
         ready = yield wanted
-        if time.monotonic() > deadline:
+        if ready:
+            last = time.monotonic()
+        elif time.monotonic() - last > silent_s_max:
             raise _SilentError("no answer in time")
 
 
@@ -262,17 +268,19 @@ class PostgresEngine(SqlEngine):
         driver.answer_ms = wait_ms + ANSWER_MS_MAX
         statement_ms = wait_ms + STATEMENT_MS_MAX
         begun = driver.execute(
-            f"BEGIN ISOLATION LEVEL {level}; SELECT"
-            f" set_config('evidence_archive.org', {sql.quote(org, driver)}, true),"
-            f" set_config('lock_timeout', '{max(wait_ms, 1)}', true),"
-            f" set_config('statement_timeout', '{statement_ms}', true),"
-            f" set_config('idle_in_transaction_session_timeout', '{statement_ms}', true),"
-            " current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes')"
+            f"BEGIN ISOLATION LEVEL {level};"
+            f"SET LOCAL evidence_archive.org = {sql.quote(org, driver)};"
+            f"SET LOCAL lock_timeout = {max(wait_ms, 1)};"
+            f"SET LOCAL statement_timeout = {statement_ms};"
+            f"SET LOCAL idle_in_transaction_session_timeout = {statement_ms};"
+            "SELECT current_setting('synchronous_commit'), current_setting('fsync'), "
+            "current_setting('full_page_writes')"
         )
         driver.answer_ms = statement_ms + ANSWER_MS_MAX
-        begun.nextset()
+        while begun.nextset():
+            pass
         settings: Any = begun.fetchone()
-        if durable and "off" in settings[-3:]:
+        if durable and "off" in settings:
             raise StoreError(
                 "The server acknowledges before it is durable: set synchronous_commit, fsync and full_page_writes on."
             )
