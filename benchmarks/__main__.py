@@ -1,12 +1,12 @@
-"""``python -m benchmarks view`` and ``python -m benchmarks storage``, ``... imports``; ``--json`` for programs."""
+"""``python -m benchmarks view``, or ``storage``, ``imports``, ``postgres``; ``--json`` for programs."""
 
 import argparse
 import json
 import sys
 
-from benchmarks import imports, storage, surroundings, view
+from benchmarks import imports, postgres, storage, surroundings, view
 
-_RUNS = {"imports": imports, "storage": storage, "view": view}
+_RUNS = {"imports": imports, "postgres": postgres, "storage": storage, "view": view}
 
 
 def main() -> int:
