@@ -150,9 +150,12 @@ class _Process:
         self.settings = dict(SETTINGS)
         self._running: subprocess.Popen[bytes] | None = None
         initdb = [binaries / "initdb", "-D", folder / "data", "-U", "postgres", "-A", "trust", "-E", "UTF8"]
-        done = subprocess.run(
-            [*initdb, "--locale=C", "--no-sync"], cwd=folder, capture_output=True, **unprivileged(), check=False
-        )
+        try:
+            done = subprocess.run(
+                [*initdb, "--locale=C", "--no-sync"], cwd=folder, capture_output=True, **unprivileged(), check=False
+            )
+        except PermissionError:
+            pytest.skip(f"{MISSING}: an unprivileged user cannot run {binaries / 'initdb'}")
         if done.returncode:
             pytest.skip(f"{MISSING}: initdb ended with {done.returncode}: {done.stderr.decode()[-300:]}")
 

@@ -157,6 +157,19 @@ def test_a_table_without_its_wall_would_be_found(two_orgs: Desk, gap: str) -> No
     assert orgs_seen(two_orgs, None)["originals"] == {"north-clinic", "south-clinic"}
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["o'; DROP TABLE orgs; --", "a\\b", "\\'", "%s %(org)s %%", '"', "\u00fc \U0001f600", "$$", "x" * 256, " "],
+)
+def test_an_org_of_any_name_finds_its_own_rows_and_no_others(two_orgs: Desk, name: str) -> None:
+    with two_orgs.open() as archive:
+        principal = Principal(org=name, subject="owner")
+        assert filled(archive, principal=principal).restore("r1").content == LONG
+        assert archive.audit(principal=principal).intact
+    assert {row[0] for row in two_orgs.rows("originals")} == {"north-clinic", "south-clinic", name}
+    assert orgs_seen(two_orgs, name)["originals"] == {name}
+
+
 def test_every_table_of_the_schema_is_behind_the_wall(desk: Desk) -> None:
     walled = desk.execute(
         "SELECT relname FROM pg_class JOIN pg_policy ON polrelid = pg_class.oid "
