@@ -542,6 +542,7 @@ def test_no_statement_reads_a_whole_table(desk: Desk, engine: PostgresEngine) ->
         for name, value in vars(store_sql).items()
         if isinstance(value, store_sql._Statement) and name.startswith(("_SELECT", "_LOCK", "_FIND"))
     }
+    statements.pop("_SELECT_ANY_OBJECT", None)  # asks across orgs, which only a database without the wall can answer
     assert len(statements) > 10
     given: dict[str, Any] = {"org": "org7", "session_id": "5", "after": "5", "count": 2, "start": 5, "number": 5}
     given |= {"after_version": 790, "idempotency_key": "5", "stored": "stored", "now_us": 5}
