@@ -162,11 +162,11 @@ def _sizes(folder: Path, server: Server, url: str, count: int, size: int) -> dic
     keys = folder / f"sizes-{size}.keys"
     new_keys(keys)
     with Archive.open(url, keys=keys) as archive:
+        text = real_text(count * 997 + size)
+        texts = [text[at * 997 : at * 997 + size] for at in range(count)]
         for number in range(count // PER_SESSION):
             session = archive.session(f"case-{number}", Principal("north-clinic", "agent"))
-            session.view(
-                _messages([real_text(size, skip=(number * PER_SESSION + at) * 997) for at in range(PER_SESSION)])
-            )
+            session.view(_messages(texts[number * PER_SESSION : (number + 1) * PER_SESSION]))
             session.archive([(f"r{at + 1}", f"read; nothing unusual in part {at}") for at in range(PER_SESSION)])
     name = url.split("?", maxsplit=1)[0].rsplit("/", 1)[1]
     server.run("VACUUM (FULL, ANALYZE)", database=name)
