@@ -986,3 +986,8 @@ def test_every_failure_is_of_the_tree(engine: PostgresEngine) -> None:
     with pytest.raises(EvidenceArchiveError) as caught, engine.writing(WAIT_MS) as connection:
         run(connection, "SELECT * FROM nowhere")
     assert "nowhere" not in str(caught.value)
+
+
+def test_a_store_whose_orgs_have_large_originals_knows_it(two_orgs: Desk) -> None:
+    with closing(open_store(two_orgs.url)) as store:
+        assert store.names_objects()
