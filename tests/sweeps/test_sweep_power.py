@@ -1,7 +1,8 @@
 """The power goes at any moment of an archive's life, from the first use on: what was acknowledged is on the disk.
 
-A child archives batch after batch while ``strace`` records what it does to the disk; the states a power cut may leave
-behind (the model is in ``powercut``) are rebuilt and opened with the library, one by one.
+A child archives batch after batch, into the database and into the folder of objects beside it, while ``strace``
+records what it does to the disk; the states a power cut may leave behind (the model is in ``powercut``) are rebuilt
+and opened with the library, one by one.
 """
 
 import hashlib
@@ -16,12 +17,17 @@ from invariants import Case
 from nursery import Nursery
 from powercut import TRACED, Choice, Cut, choices, cuts, recorded, state
 from tracing import traced
-from workers import JOURNALS, some, store_findings
+from workers import JOURNALS, UNSYNCED, goes_on, some, store_findings
 
 from evidence_archive.keys import new_keys
 
 CHECKPOINT_PAGES = 30
 """Few enough that checkpoints fall between the recorded batches, as they do every 1,000 pages otherwise."""
+
+GOES_ON_EVERY = 20
+"""In every so many states the agent goes on: it archives what is left, all of it outside the database."""
+
+OBJECTS = "evidence.db.objects/"
 
 State = dict[str, bytes | None]
 
@@ -37,7 +43,9 @@ def nursery() -> Iterator[Nursery]:
 class Disk:
     """An archive's life, recorded under some durability rules."""
 
-    def __init__(self, nursery: Nursery, folder: Path, mode: str, synchronous: int) -> None:
+    def __init__(
+        self, nursery: Nursery, folder: Path, mode: str, synchronous: int, unsynced: str | None = None
+    ) -> None:
         self._mode = mode
         self._folder = folder / "rebuilt"
         self._life = folder / "life"
@@ -49,6 +57,7 @@ class Disk:
             folder=str(self._life),
             rules=(mode, synchronous),
             checkpoint_pages=CHECKPOINT_PAGES,
+            unsynced=unsynced,
         )
         with traced(child, folder / "trace", TRACED):
             code, said = child.ended()
@@ -59,8 +68,11 @@ class Disk:
         self.end = end, state(end, Choice(frozenset(range(len(end.pending)))))
         assert len(self.receipts(end)) == 6
         assert self.end[1] == {
-            path.name: path.read_bytes() for path in self._life.iterdir() if path.suffix != ".keys"
+            str(path.relative_to(self._life)): None if path.is_dir() else path.read_bytes()
+            for path in self._life.rglob("*")
+            if path.suffix != ".keys"
         }, "the recording is not what happened"
+        assert len(objects_in(self.end[1])) == 4, "originals lie outside the database"
 
     @staticmethod
     def receipts(cut: Cut) -> list[list[str]]:
@@ -87,8 +99,8 @@ class Disk:
                 seen.add(digest.digest())
                 yield f"cut {at}, {choice}", cut, files
 
-    def findings(self, cut: Cut, files: State) -> list[str]:
-        """What does not hold in a state."""
+    def findings(self, cut: Cut, files: State, *, going_on: bool = False) -> list[str]:
+        """What does not hold in a state; and once the agent has gone on from there."""
         self._folder.mkdir()
         try:
             shutil.copy2(self._life / "evidence.keys", self._folder)
@@ -98,27 +110,37 @@ class Disk:
                 else:
                     (self._folder / name).touch(0o600)
                     (self._folder / name).write_bytes(content)
-            return store_findings(self._folder, [Case("case", self._messages, self.receipts(cut))], self._mode)
+            case = Case("case", self._messages, self.receipts(cut))
+            found = store_findings(self._folder, [case], self._mode)
+            return found + (goes_on(self._folder, case, self._mode) if going_on else [])
         finally:
             shutil.rmtree(self._folder)
 
 
+def objects_in(files: State) -> list[str]:
+    """The objects of a state, apart from the mark of their folder."""
+    return [name for name in files if name.startswith(OBJECTS) and name.count("/") == 2 and "part" not in name]
+
+
 def sweep(disk: Disk, wanted: int, random_count: int, record: Callable[[str, object], None]) -> None:
     """Check so many states; nothing may be wrong in any."""
-    checked, promised, found = 0, 0, []
+    checked, promised, outside, found = 0, 0, 0, []
     for name, cut, files in disk.states(random_count):
-        found += [f"{name}: {one}" for one in disk.findings(cut, files)]
+        going_on = checked % GOES_ON_EVERY == 0
+        found += [f"{name}: {one}" for one in disk.findings(cut, files, going_on=going_on)]
         checked += 1
         promised += bool(disk.receipts(cut))
+        outside += bool(objects_in(files))
         if checked == wanted:
             break
     record("cuts", len(disk.cuts))
     record("states", checked)
     record("states_with_receipts", promised)
+    record("states_with_objects", outside)
     record("violations", len(found))
     assert not found, "\n".join(found[:50])
     assert checked == wanted, "the recording gives fewer states"
-    assert promised > wanted / 4, "there is little to lose before the first receipt"
+    assert min(promised, outside) > wanted / 4, "there is little to lose before the first receipt"
 
 
 @pytest.mark.parametrize("mode", JOURNALS)
@@ -158,6 +180,23 @@ def test_weaker_durability_rules_lose_receipts_or_tear_batches_and_are_caught(
     for _, cut, files in disk.states(0):
         checked += 1
         caught = any(symptom in one for one in disk.findings(cut, files))
+        if caught:
+            break
+    record_property("states", checked)
+    assert caught
+
+
+@pytest.mark.parametrize("unsynced", UNSYNCED)
+def test_objects_stored_without_one_of_their_syncs_are_lost_with_their_receipts_and_caught(
+    nursery: Nursery, tmp_path: Path, unsynced: str, record_property: Callable[[str, object], None]
+) -> None:
+    disk = Disk(nursery, tmp_path, *JOURNALS["truncate"], unsynced)
+    assert not disk.findings(*disk.end), "without a power cut all is well"
+    checked, caught = 0, False
+    for _, cut, files in disk.states(0):
+        checked += 1
+        lost = {f"{result_id} of case does not come back" for ids in disk.receipts(cut) for result_id in ids}
+        caught = any(one.partition(":")[0] in lost for one in disk.findings(cut, files))
         if caught:
             break
     record_property("states", checked)

@@ -1,23 +1,27 @@
 """What children of the nursery do: an agent that archives, in the library's way and in ways that must be caught."""
 
+import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from conftest import Desk
 from doubles import Characters
-from invariants import OWNER, Case, batch_of, conversation, findings, view_findings
+from invariants import OWNER, Case, batch_of, conversation, findings, note, view_findings
 from nursery import say, serve, wait_for_go
 
+import evidence_archive.objects.directory as directory_module
 import evidence_archive.store.sqlite as engine_module
 from evidence_archive import Archive, EvidenceArchiveError
 from evidence_archive.keys import new_keys
 from evidence_archive.ports import StoredOriginal
 from evidence_archive.store.sql import SqlOrgStore, SqlWriter
 
-__all__ = ["JOURNALS", "journal", "main", "opened", "prepared", "store_findings"]
+__all__ = ["JOURNALS", "goes_on", "journal", "main", "opened", "prepared", "store_findings"]
 
 JOURNALS = {"truncate": ("truncate", 3), "wal": ("wal", 2)}
 """The durability rules that ship, by name, as ``journal_rules`` gives them."""
@@ -34,9 +38,9 @@ def journal(mode: str, synchronous: int) -> Iterator[None]:
         engine_module.journal_rules = rules
 
 
-def opened(folder: str | Path) -> Archive:
+def opened(folder: str | Path, **named: Any) -> Archive:
     """An archive whose tokens are cheap to count."""
-    return Desk(Path(folder)).open(counter=Characters())
+    return Desk(Path(folder)).open(counter=Characters(), **named)
 
 
 def prepared(folder: Path, mode: str, cases: Sequence[Case] = ()) -> Path:
@@ -58,7 +62,37 @@ def store_findings(folder: Path, cases: Sequence[Case], mode: str) -> list[str]:
         return findings(Desk(folder).url, lambda: opened(folder), cases)
 
 
+def goes_on(folder: Path, case: Case, mode: str) -> list[str]:
+    """What does not hold once the session has archived, outside the database, all that is still live in it."""
+    try:
+        with journal(mode, 0), opened(folder, inline_size_max=0) as archive:
+            session = archive.session(case.session_id, OWNER)
+            session.view(case.messages)
+            live = [info.id for info in session.results() if info.state == "live"]
+            if live:
+                session.archive([(result_id, note(int(result_id[1:]))) for result_id in live])
+    except EvidenceArchiveError as error:
+        return [f"The agent cannot go on: {type(error).__name__}: {error}"]
+    return store_findings(folder, [replace(case, acknowledged=[*case.acknowledged, *filter(None, [live])])], mode)
+
+
 # --- ways that must be caught -----------------------------------------------------------------------------------
+
+
+UNSYNCED = {"file": r"[0-9a-f]{32}\.part", "subfolder": r"[0-9a-f]{2}", "folder": r"evidence\.db\.objects"}
+"""What of an object store can be left out of syncing, and how the name of it looks."""
+
+
+def _sync_all_but(left_out: str) -> None:
+    """Objects are stored without ``fsync`` of their file, of their subfolder, or of the folder of all subfolders."""
+    sync = directory_module._sync
+
+    def careless(target: int) -> None:
+        name = os.path.basename(os.readlink(f"/proc/self/fd/{target}"))
+        if not re.fullmatch(UNSYNCED[left_out], name):
+            sync(target)
+
+    directory_module._sync = careless
 
 
 def _original_apart() -> None:
@@ -142,7 +176,7 @@ def many_batches(folder: str, session_id: str, rules: tuple[str, int], naive: st
         naive: ``early`` acknowledges before it archives.
     """
     messages = endless(session_id)
-    with journal(*rules), opened(folder) as archive:
+    with journal(*rules), opened(folder, inline_size_max=ENDLESS_INLINE_SIZE_MAX) as archive:
         session = archive.session(session_id, OWNER)
         wait_for_go()
         for first in range(1, ENDLESS_RESULTS, ENDLESS_BATCH):
@@ -155,14 +189,17 @@ def many_batches(folder: str, session_id: str, rules: tuple[str, int], naive: st
             say(receipt=[target.result_id for target in receipt.targets])
 
 
-def some_batches(folder: str, rules: tuple[str, int], checkpoint_pages: int) -> None:
+def some_batches(folder: str, rules: tuple[str, int], checkpoint_pages: int, unsynced: str | None = None) -> None:
     """From an empty folder to an archive with the batches of :func:`some`, opened anew after every three of them.
 
     Args:
         folder: with keys.
         rules: journal mode and ``synchronous``.
         checkpoint_pages: after so many pages in a write-ahead log they are brought into the database.
+        unsynced: of ``UNSYNCED``; a way that must be caught.
     """
+    if unsynced is not None:
+        _sync_all_but(unsynced)
     connect = engine_module.SqliteEngine._connect
 
     def connected(self: engine_module.SqliteEngine) -> Any:
@@ -174,7 +211,7 @@ def some_batches(folder: str, rules: tuple[str, int], checkpoint_pages: int) -> 
     messages = some()
     wait_for_go()
     for begin in range(1, SOME_RESULTS, 3 * SOME_BATCH):
-        with journal(*rules), opened(folder) as archive:
+        with journal(*rules), opened(folder, inline_size_max=SOME_INLINE_SIZE_MAX) as archive:
             session = archive.session("case", OWNER)
             for first in range(begin, begin + 3 * SOME_BATCH, SOME_BATCH):
                 last = first + SOME_BATCH - 1
@@ -183,22 +220,27 @@ def some_batches(folder: str, rules: tuple[str, int], checkpoint_pages: int) -> 
                 say(receipt=[target.result_id for target in receipt.targets])
 
 
-SOME_RESULTS = 12
+SOME_SIZES = [900, 14_000, 900, 20_000, 900, 14_000, 18_000, 20_000, 900, 14_000, 900, 20_000]
+SOME_RESULTS = len(SOME_SIZES)
 SOME_BATCH = 2
+SOME_INLINE_SIZE_MAX = 16_000
+"""Half of the batches have originals outside the database, one of them nothing else."""
 
 
 def some() -> list[Any]:
     """The conversation of :func:`some_batches`."""
-    return conversation("case", [900, 14_000] * (SOME_RESULTS // 2))
+    return conversation("case", SOME_SIZES)
 
 
 ENDLESS_RESULTS = 600
 ENDLESS_BATCH = 3
+ENDLESS_INLINE_SIZE_MAX = 8_000
+"""Every second batch has an original outside the database."""
 
 
 def endless(session_id: str) -> list[Any]:
     """The conversation of :func:`many_batches`; a child comes nowhere near its end."""
-    return conversation(session_id, [1_200, 400, 9_000] * (ENDLESS_RESULTS // 3))
+    return conversation(session_id, [1_200, 400, 9_000, 1_200, 400, 7_000] * (ENDLESS_RESULTS // 6))
 
 
 def main() -> None:
