@@ -1,6 +1,7 @@
 """An agent that is killed at random moments: what it acknowledged stays, and what it was at is whole or not there.
 
-The delays come from fixed seeds, the moments they fall on do not: the claim holds for any.
+Every second batch has an original outside the database. The delays come from fixed seeds, the moments they fall on do
+not: the claim holds for any.
 """
 
 import random
@@ -14,7 +15,10 @@ from nursery import Nursery
 from workers import ENDLESS_BATCH, JOURNALS, endless, prepared, store_findings
 
 ROUNDS_PER_STORE = 10
-DELAY_S_MAX = 0.08
+RECEIPTS_MAX = 2
+"""So many are waited for at most before the time of the kill is drawn, however slow the machine is."""
+
+DELAY_S_MAX = 0.05
 """Some batches' time; how many is the machine's affair."""
 
 
@@ -31,11 +35,13 @@ def killed(nursery: Nursery, folder: Path, mode: str, name: str, naive: str | No
     )
     child.ready()
     child.go()
-    time.sleep(random.Random(f"{mode} {name}").uniform(0, DELAY_S_MAX))
+    draw = random.Random(f"{mode} {name}")
+    heard = [child.heard() for _ in range(draw.randint(0, RECEIPTS_MAX))]
+    time.sleep(draw.uniform(0, DELAY_S_MAX))
     child.kill()
     code, said = child.ended()
     assert code == -9, said
-    acknowledged = [one["receipt"] for one in said]
+    acknowledged = [one["receipt"] for one in heard + said]
     results_max = ENDLESS_BATCH * (len(acknowledged) + 1)
     return Case(name, endless(name)[: 1 + 3 * results_max], acknowledged)
 
@@ -52,7 +58,7 @@ def sweep(nursery: Nursery, tmp_path: Path, mode: str, rounds: int, record: Call
     record("acknowledged", acknowledged)
     record("violations", len(found))
     assert not found, "\n".join(found)
-    assert acknowledged, "no agent came as far as a receipt"
+    assert acknowledged > rounds / 2, "few agents came as far as a receipt"
 
 
 @pytest.mark.parametrize("mode", JOURNALS)
