@@ -307,7 +307,6 @@ def open_pieces(
             raise SealBrokenError(_BROKEN)
         hashing.update(piece)
         take(piece)
-    plain.ended()
     if size != b"%d" % length or not hmac.compare_digest(hashing.digest(), digest):
         raise SealBrokenError(_BROKEN)
     return Opened(b"", encoding, digest, acl, trust)
@@ -340,11 +339,6 @@ class _Pieces:
     def __iter__(self) -> Iterator[bytes]:
         while piece := self.read(PIECE_BYTES):
             yield piece
-
-    def ended(self) -> None:
-        """Return only if nothing is left."""
-        if self.read(1):
-            raise SealBrokenError(_BROKEN)
 
 
 def _decrypted(source: _Pieces, dek: bytes, context: bytes, size: int) -> Iterator[bytes]:
