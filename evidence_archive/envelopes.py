@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from evidence_archive.errors import (
-    EvidenceArchiveError,
     SealBrokenError,
     StoreBusyError,
     StoreError,
@@ -334,10 +333,10 @@ class Envelopes:
         return Collected(abandoned, forgotten, tidied)
 
     def tidy(self) -> None:
-        """Run the collector; what goes wrong is logged, because nothing waits for it."""
+        """Run the collector after a commit; what goes wrong is logged, and changes nothing about the commit."""
         try:
             self.collect()
-        except EvidenceArchiveError as error:
+        except Exception as error:
             self._vault.log.warning("evidence_archive.not_collected", error=type(error).__name__)
 
 

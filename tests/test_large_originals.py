@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 import subprocess
 import sys
 import threading
@@ -28,7 +29,9 @@ from evidence_archive import (
 from evidence_archive.envelopes import INTENT_SECONDS, Envelopes
 from evidence_archive.errors import StoreError, StoreUnavailableError
 from evidence_archive.keys import open_provider
+from evidence_archive.model import Encoded
 from evidence_archive.ports import OBJECT_BYTES_MAX
+from evidence_archive.sealing.envelope import Slot, envelope_bytes, open_original, open_pieces, seal_pieces
 from evidence_archive.store import open_store
 from evidence_archive.store import sql as store_sql
 from evidence_archive.testing import FrozenClock
@@ -294,6 +297,24 @@ def test_the_model_is_refused_a_whole_that_is_too_large_and_told_how_to_ask(benc
     assert "tokens" in answer
 
 
+@pytest.mark.parametrize("size", [0, 1_023, 1_024, 70_000])
+@pytest.mark.parametrize("make", [os.urandom, bytes], ids=["noise", "zeros"])
+def test_what_compresses_and_what_does_not_is_sealed_in_pieces_as_it_is_in_memory(
+    make: Callable[[int], bytes], size: int
+) -> None:
+    encoded, dek, ids = Encoded(make(size), "text"), os.urandom(32), {"original_id": b"o" * 16, "dek_id": b"d" * 16}
+    slot = Slot(b"x" * 16, "north-clinic", "case", "r1", b"call_1", "logs.search", None, "text/plain", 0)
+    named: dict[str, Any] = {"slot": slot, "dek": dek, **ids}
+    sealed_size, pieces = seal_pieces(encoded=encoded, acl=b"facts", trust="tool-output", **named)
+    envelope = b"".join(pieces)
+    assert len(envelope) == envelope_bytes(sealed_size)
+    assert (sealed_size < size) == (make is bytes and size >= 1_024)
+    assert open_original(envelope, sealed_size=sealed_size, **named).data == encoded.data
+    taken = bytearray()
+    opened = open_pieces([envelope[:7], envelope[7:]], taken.extend, sealed_size=sealed_size, **named)
+    assert (bytes(taken), opened.sha256) == (encoded.data, encoded.digest)
+
+
 # --- attacks on what lies outside -------------------------------------------------------------------------------
 
 
@@ -493,6 +514,20 @@ def test_an_older_intent_put_back_with_its_seal_makes_the_collector_delete_nothi
         bench.session.restore("r1")
     put_back(right[0])
     assert bench.session.restore("r1").content == LARGE
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("Away: try again."), RuntimeError("of a driver")])
+def test_whatever_the_collector_meets_after_a_commit_the_batch_is_acknowledged(
+    bench: Bench, error: Exception
+) -> None:
+    given_up(bench, 1)
+
+    def fail(key: str) -> None:
+        raise error
+
+    bench.objects.delete = fail  # type: ignore[method-assign]
+    assert bench.session.archive(ALL).result_ids == ("r1", "r2", "r3")
+    assert bench.contents(bench.archive) == [LARGE, SMALL, PARTS]
 
 
 def test_looking_for_lapsed_intents_reads_neither_all_objects_nor_all_results(sqlite_desk: Desk) -> None:
