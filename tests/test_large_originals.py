@@ -27,7 +27,7 @@ from evidence_archive import (
     SealBrokenError,
 )
 from evidence_archive.envelopes import INTENT_SECONDS, Envelopes
-from evidence_archive.errors import StoreError, StoreUnavailableError
+from evidence_archive.errors import StoreError, StoreUnavailableError, UnsupportedVersionError
 from evidence_archive.keys import open_provider
 from evidence_archive.model import Encoded
 from evidence_archive.ports import OBJECT_BYTES_MAX
@@ -332,6 +332,46 @@ def test_a_changed_object_does_not_open(bench: Bench, damage: str) -> None:
     with pytest.raises(SealBrokenError):
         bench.session.restore("r1")
     assert second
+
+
+def test_a_header_that_was_changed_does_not_pass_for_a_newer_version_wherever_the_envelope_lies(bench: Bench) -> None:
+    bench.session.archive([("r1", "the log")])
+    (key,) = bench.objects.puts
+    held = bench.objects.held[key]
+    bench.objects.held[key] = held[:4] + b"\x02" + held[5:]
+    with pytest.raises(SealBrokenError):
+        bench.session.restore("r1")
+    assert bench.archive.session("case", OWNER).stats().suspended == "integrity"
+
+
+def test_a_large_original_of_a_newer_version_is_told_as_that_and_suspends_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def newer(*_: Any, **__: Any) -> Any:
+        raise UnsupportedVersionError("An original is sealed in a form this version does not know.")
+
+    bench.session.archive([("r1", "the log")])
+    monkeypatch.setattr("evidence_archive.envelopes.open_pieces", newer)
+    with pytest.raises(UnsupportedVersionError):
+        bench.session.restore("r1")
+    assert bench.archive.session("case", OWNER).stats().suspended is None
+
+
+@pytest.mark.parametrize(
+    "damage", ["state = 'intended'", "size_bytes = size_bytes + 1", "key = 'ff/' || substr(key, 4)"]
+)
+def test_a_row_of_objects_changed_by_hand_opens_nothing(bench: Bench, damage: str) -> None:
+    bench.session.archive([("r1", "the log")])
+    bench.desk.execute(f"UPDATE objects SET {damage}")
+    with pytest.raises(SealBrokenError):
+        bench.session.restore("r1")
+
+
+def test_without_its_row_an_object_is_gone(bench: Bench) -> None:
+    bench.session.archive([("r1", "the log")])
+    bench.desk.execute("DELETE FROM objects")
+    with pytest.raises(SealBrokenError, match="gone"):
+        bench.session.restore("r1")
 
 
 def test_an_object_that_is_not_there_is_the_operators_move_and_suspends_nothing(bench: Bench) -> None:
