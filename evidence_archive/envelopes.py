@@ -159,7 +159,8 @@ class Envelopes:
         rows = [outside.row for outside in outsides]
         if any(writer.object(row.original_id) != row for row in rows):
             raise StoreBusyError("Storing the objects took longer than an intent lasts: try again.")
-        writer.update_objects([replace(row, state=_STORED) for row in rows])
+        if rows:
+            writer.update_objects([replace(row, state=_STORED) for row in rows])
 
     # --- reading --------------------------------------------------------------------------------------------------
 

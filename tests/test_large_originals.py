@@ -570,6 +570,26 @@ def test_whatever_the_collector_meets_after_a_commit_the_batch_is_acknowledged(
     assert bench.contents(bench.archive) == [LARGE, SMALL, PARTS]
 
 
+def test_a_batch_whose_objects_are_collected_after_they_were_read_back_is_refused(bench: Bench) -> None:
+    other, get = bench.opened(), bench.objects.get
+
+    def collecting(key: str) -> bytes | None:
+        data = get(key)
+        if key == bench.objects.puts[-1] and len(bench.objects.puts) == 2:
+            lapse(bench)
+            other.collect(principal=OWNER)
+        return data
+
+    bench.objects.get = collecting  # type: ignore[method-assign]
+    with pytest.raises(BatchRejectedError, match="longer than an intent lasts"):
+        bench.session.archive(ALL)
+    assert bench.desk.execute("SELECT count(*) FROM results WHERE state = 'archived'") == [(0,)]
+    assert bench.desk.execute("SELECT count(*) FROM originals") == [(0,)]
+    assert bench.session.archive(ALL).result_ids == ("r1", "r2", "r3")
+    assert bench.contents(other) == [LARGE, SMALL, PARTS]
+    other.close()
+
+
 def test_looking_for_lapsed_intents_reads_neither_all_objects_nor_all_results(sqlite_desk: Desk) -> None:
     open_store(sqlite_desk.url).close()
     sql, ordered = store_sql._SELECT_LAPSED.on(sqlite.dialect())

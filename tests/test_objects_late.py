@@ -65,6 +65,12 @@ def test_the_first_large_original_makes_the_folder_for_its_owner_alone(desk: Des
     assert archive.restore("large", "r1", principal=OWNER).content == LARGE
 
 
+def test_a_program_that_makes_no_database_makes_the_folder_all_the_same(desk: Desk, archive: Archive) -> None:
+    with desk.open(create=False, counter=Characters()) as other:
+        archived(other, "large", LARGE)
+        assert other.restore("large", "r1", principal=OWNER).content == LARGE
+
+
 def test_another_process_restores_from_the_folder(desk: Desk, archive: Archive) -> None:
     archived(archive, "large", LARGE)
     look = (
