@@ -160,13 +160,17 @@ class Archive:
         try:
             kept: ObjectStore | None
             if objects is not None:
-                kept = open_objects(objects, create=create and not store.names_objects())
+                kept = open_objects(objects, create=create and not store.has_used_objects())
+                if isinstance(objects, str | os.PathLike):
+                    opening = partial(open_objects, objects)
+                    kept = LateObjects(kept.name, opening, using=store.uses_objects, objects=kept)
             elif (beside := store.beside) is not None:
                 kept = LateObjects(
                     "directory",
                     lambda may_make: open_objects(beside, create=may_make),
                     exists=lambda: os.path.lexists(beside / MARK),
-                    in_use=store.names_objects,
+                    was_used=store.has_used_objects,
+                    using=store.uses_objects,
                 )
             else:
                 kept = None

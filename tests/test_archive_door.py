@@ -618,7 +618,7 @@ def test_the_scan_would_find_a_store_that_keeps_plain_text(
         insert(self, originals)
         for one in originals:
             plain = f"UPDATE originals SET envelope = x'{(one.envelope + canaries['content'].encode()).hex()}'"
-            self._driver.execute(plain if watch.desk.server is None else plain.replace("x'", "'\\x"))
+            self._cursor().execute(plain if watch.desk.server is None else plain.replace("x'", "'\\x"))
 
     monkeypatch.setattr(SqlWriter, "insert_originals", plainly)
     with pytest.raises(EvidenceArchiveError):

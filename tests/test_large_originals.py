@@ -101,7 +101,8 @@ class Bench:
         return Archive(store, keys=open_provider(self.desk.keys), policy=policy, **named)
 
     def rows(self) -> list[tuple[str, int]]:
-        found = self.desk.execute("SELECT state, size_bytes FROM objects ORDER BY created_at_us, size_bytes")
+        wanted = "state <> 'used' ORDER BY created_at_us, size_bytes"
+        found = self.desk.execute(f"SELECT state, size_bytes FROM objects WHERE {wanted}")
         return [(state, size) for state, size in found]
 
     def contents(self, archive: Archive) -> list[Any]:

@@ -127,7 +127,7 @@ def test_a_folder_that_is_away_is_not_made_anew_for_the_next_large_original(
 def test_must_fail_control_a_folder_made_anew_would_lose_sight_of_an_acknowledged_original(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("evidence_archive.store.sql.SqlStore.names_objects", lambda store: False)
+    monkeypatch.setattr("evidence_archive.store.sql.SqlStore.has_used_objects", lambda store: False)
     away = tmp_path / "away"
     with opened_without_folder(desk, away, empty=False) as archive:
         archived(archive, "second", LARGE)
@@ -191,7 +191,7 @@ def test_what_was_never_put_is_neither_opened_to_delete_nor_to_tidy_nor_to_close
     def opening(may_make: bool) -> None:
         raise AssertionError
 
-    late = LateObjects("folder", opening, exists=lambda: False, in_use=lambda: False)  # type: ignore[arg-type]
+    late = LateObjects("folder", opening, exists=lambda: False, was_used=lambda: False)  # type: ignore[arg-type]
     late.delete("3f/0123456789abcdef0123456789abcd.00000")
     assert late.tidy() == 0
     late.close()
@@ -205,7 +205,7 @@ def test_it_is_opened_once_and_closed_with_the_archive(tmp_path: Path) -> None:
         made.append(may_make)
         return open_objects(tmp_path / "objects", create=may_make)
 
-    late = LateObjects("folder", opening, exists=lambda: False, in_use=lambda: False)  # type: ignore[arg-type]
+    late = LateObjects("folder", opening, exists=lambda: False, was_used=lambda: False)  # type: ignore[arg-type]
     key = "3f/0123456789abcdef0123456789abcd.00000"
     late.put(key, b"sealed")
     assert late.get(key) == b"sealed"

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
-from doubles import UNANSWERED, UNCOMMITTED, Characters, FlakyStore, listen_to, policy_of
+from doubles import UNANSWERED, UNCOMMITTED, Characters, Flaky, listen_to, policy_of
 
 import evidence_archive.objects.directory as directory_module
 import evidence_archive.store.sqlite as sqlite_module
@@ -43,6 +43,7 @@ from evidence_archive.objects.directory import DirectoryObjects
 from evidence_archive.ports import OBJECT_BYTES_MAX
 from evidence_archive.store import open_store
 from evidence_archive.testing import FrozenClock
+from evidence_archive.testing.faults import FaultyStore
 
 OWNER = Principal(org="north-clinic", subject="triage-agent", roles={"agent"})
 LONG = "2026-11-30 worker 7: nothing to report\n" * 40
@@ -569,14 +570,14 @@ def test_an_equal_original_is_written_again_wherever_an_earlier_one_went(desk: D
 
 def left_wrong_after_a_commit(desk: Desk, fault: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What does not come back of a batch whose commit was reported as failed, or is left of one that never was."""
-    clock, switch, keep = FrozenClock(), FlakyStore(open_store(desk.url)), Envelopes.keep
+    clock, switch, keep = FrozenClock(), Flaky(), Envelopes.keep
 
     def kept(writer: Any, outsides: Any) -> None:
         keep(writer, outsides)
         switch.fault = fault
 
     monkeypatch.setattr(Envelopes, "keep", staticmethod(kept))
-    with opened(desk, objects_of(desk), store=switch, clock=clock) as archive:
+    with opened(desk, objects_of(desk), store=FaultyStore(open_store(desk.url), switch.plan), clock=clock) as archive:
         session, _ = read(archive, LONG, LONG + "!")
         if fault == UNANSWERED:
             assert session.archive([("r1", "n"), ("r2", "n")]).result_ids == ("r1", "r2")

@@ -288,7 +288,8 @@ def _insert_through(
     session: SqlOrgStore, originals: list[StoredOriginal], lie: Callable[[list[Any]], list[Any]]
 ) -> None:
     with session.writing(WAIT_MS, audited=False) as writer:
-        writer._driver = Lying(writer._driver, lie)
+        lying = Lying(writer._cursor(), lie)
+        writer._cursor = lambda: lying
         writer.insert_originals(originals)
 
 
@@ -596,5 +597,5 @@ def test_every_value_a_row_can_hold_comes_back_equal(
 
 def test_every_failure_of_the_store_is_of_the_tree(session: SqlOrgStore) -> None:
     with pytest.raises(EvidenceArchiveError) as caught, session.writing(WAIT_MS, audited=False) as writer:
-        writer._driver.execute("SELECT * FROM nowhere")
+        writer._cursor().execute("SELECT * FROM nowhere")
     assert "nowhere" not in str(caught.value)

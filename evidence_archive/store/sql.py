@@ -7,12 +7,13 @@ the audit log locks the org's head row first, which is what keeps the log from f
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import LargeBinary, bindparam, delete, insert, literal, select, update
+from sqlalchemy import LargeBinary, bindparam, delete, insert, select, update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.sql import ClauseElement
@@ -49,6 +50,10 @@ _HEAD = Shape(t.AUDIT_HEADS, HeadRow)
 
 _ORG_REMOVED = "The row of this org was removed outside this library: put it back."
 _STORED = "stored"
+_NO_ORG = "\x01"
+"""No org can have this name. Its one row in the table of objects says that others may have some: row-level security
+hides those."""
+
 _STAMP_BYTES = 16
 _READ_BACK_ROWS = 50
 """Envelopes read back by one statement; they are compared one by one, never held together."""
@@ -147,9 +152,6 @@ _SELECT_ENVELOPES = _Statement(
     *(f"id_{at}" for at in range(_READ_BACK_ROWS)),
 )
 _SELECT_OBJECT = _select(t.OBJECTS, "original_id")
-_SELECT_ANY_OBJECT = _Statement(  # of any org: all orgs share one object store; the empty org is none
-    select(literal(1)).where(_O.org != bindparam("org"), _O.state == bindparam("stored")).limit(1), "org", "stored"
-)
 _SELECT_LAPSED = _Statement(
     select(t.OBJECTS)
     .where(
@@ -202,6 +204,7 @@ def _updating(shape: Shape[Any]) -> _Statement:
 
 _INSERTS = {shape: _inserting(shape.table) for shape in (_SCOPE, _SESSION, _RESULT, _OBJECT, _BATCH, _HEAD)}
 _UPDATES = {shape: _updating(shape) for shape in (_SESSION, _RESULT, _OBJECT, _HEAD)}
+_MARK_OBJECTS = _inserting(t.OBJECTS, ending=" ON CONFLICT DO NOTHING")
 _DELETE_OBJECT = _Statement(
     delete(t.OBJECTS).where(_O.org == bindparam("org"), _O.original_id == bindparam("original_id")),
     "org",
@@ -220,13 +223,14 @@ class SqlReader:
 
     def __init__(self, engine: SqlEngine, connection: PoolProxiedConnection, org: str, row_key: bytes) -> None:
         self._dialect = engine.engine.dialect
-        self._driver: Any = engine.cursor(connection)
+        # A cursor for each statement, held by nobody: one that an exception kept would keep its statement's lock.
+        self._cursor: Callable[[], Any] = partial(engine.cursor, connection)
         self._org = org
         self._row_key = row_key
 
     def _all(self, statement: _Statement, *values: Any) -> list[Any]:
         sql, ordered = statement.on(self._dialect)
-        rows: list[Any] = self._driver.execute(sql, ordered((self._org, *values))).fetchall()
+        rows: list[Any] = self._cursor().execute(sql, ordered((self._org, *values))).fetchall()
         return rows
 
     def _one(self, statement: _Statement, *values: Any) -> Any:
@@ -342,8 +346,9 @@ class SqlWriter(SqlReader):
     def _many(self, statement: _Statement, rows: Sequence[Any]) -> int:
         """Run a statement for every row; how many rows changed."""
         sql, ordered = statement.on(self._dialect)
-        self._driver.executemany(sql, map(ordered, rows))
-        changed: int = self._driver.rowcount
+        with closing(self._cursor()) as cursor:
+            cursor.executemany(sql, map(ordered, rows))
+            changed: int = cursor.rowcount
         return changed
 
     def _insert(self, shape: Shape[Any], rows: Sequence[Any]) -> None:
@@ -387,7 +392,7 @@ class SqlWriter(SqlReader):
             sql, ordered = _SELECT_ENVELOPES.on(self._dialect)
             # A last chunk that is not full asks for its first id again and again: one statement serves all sizes.
             ids = [*written, *[next(iter(written))] * (_READ_BACK_ROWS - len(written))]
-            for original_id, envelope in self._driver.execute(sql, ordered((self._org, *ids))):
+            for original_id, envelope in self._cursor().execute(sql, ordered((self._org, *ids))):
                 if written.pop(original_id, None) != envelope:
                     raise SealBrokenError(
                         "The database returned other bytes than were written: nothing was archived."
@@ -495,10 +500,16 @@ class SqlStore:
         """The directory for large originals that goes with the database, where it is a file."""
         return self._engine.beside
 
-    def names_objects(self) -> bool:
-        """Whether an archived original of any org lies outside the database, as far as this user sees all orgs."""
-        with self._engine.reading(self._wait_ms, "") as connection:
-            return SqlReader(self._engine, connection, "", b"")._one(_SELECT_ANY_OBJECT, _STORED) is not None
+    def has_used_objects(self) -> bool:
+        """Whether any org was about to put an original outside the database, ever."""
+        with self._engine.peeking(self._wait_ms, _NO_ORG) as connection:
+            return SqlReader(self._engine, connection, _NO_ORG, b"")._one(_SELECT_OBJECT, b"") is not None
+
+    def uses_objects(self) -> None:
+        """Remember for good that an original is about to be put outside the database."""
+        with self._engine.writing(self._wait_ms, _NO_ORG) as connection:
+            writer = SqlWriter(self._engine, connection, _NO_ORG, b"", None)
+            writer._many(_MARK_OBJECTS, [(_NO_ORG, b"", "", 0, 0, "used", 0, 0, b"")])
 
     def org(self, org: str) -> OrgRow | None:
         """An org's keys; what they are is checked by :meth:`scoped`.

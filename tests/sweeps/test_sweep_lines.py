@@ -511,8 +511,8 @@ def original_and_note_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
 
     def naive(self: SqlWriter, originals: Any) -> None:
         insert(self, originals)
-        self._driver.execute("COMMIT")
-        self._driver.execute("BEGIN IMMEDIATE")
+        self._cursor().execute("COMMIT")
+        self._cursor().execute("BEGIN IMMEDIATE")
 
     patch.setattr(SqlWriter, "insert_originals", naive)
 

@@ -884,8 +884,8 @@ def a_batch_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
     def naive(self: SqlWriter, rows: Any) -> None:
         update(self, rows)
         if any(row.state == "archived" for row in rows):
-            self._driver.execute("COMMIT")
-            self._driver.execute("BEGIN IMMEDIATE")
+            self._cursor().execute("COMMIT")
+            self._cursor().execute("BEGIN IMMEDIATE")
 
     patch.setattr(SqlWriter, "update_results", naive)
 
