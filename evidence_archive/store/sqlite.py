@@ -74,6 +74,15 @@ def translated() -> Iterator[None]:
         raise StoreUnavailableError("No connection to the database could be had: try again.") from error
 
 
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable (POSIX.1-2017, ``fsync``)."""
+    target = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(target)
+    finally:
+        os.close(target)
+
+
 class SqliteEngine(SqlEngine):
     """Connections to one SQLite file, with its durability rules; the org of a transaction is in its statements.
 
@@ -118,14 +127,6 @@ class SqliteEngine(SqlEngine):
         event.listen(self.engine, "connect", self._on_connect)
         event.listen(self.engine, "checkout", self._on_checkout)
 
-    def _sync_folder(self) -> None:
-        if hasattr(os, "O_DIRECTORY"):  # elsewhere a folder cannot be opened
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-
     def _make_file(self) -> None:
         if not os.path.exists(self.path):  # Path.exists raises for a name too long
             for log in (f"{self.path}-wal", f"{self.path}-journal"):
@@ -136,7 +137,9 @@ class SqliteEngine(SqlEngine):
                     )
         try:
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
-            self._sync_folder()  # the file's name has to outlast a power cut that its log's name outlasts
+            if os.path.getsize(self.path) == 0:
+                # A log whose database has no durable name would look, after a power cut, like that of one removed.
+                _sync_folder(self.path.parent)
         except OSError as error:
             raise StoreUnavailableError(
                 "The database file cannot be created: check that the folder exists and can be written."
