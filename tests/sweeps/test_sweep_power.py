@@ -150,6 +150,32 @@ def test_no_power_cut_loses_a_receipt_or_tears_a_batch(
     sweep(Disk(nursery, tmp_path, *JOURNALS[mode]), 600, 4, record_property)
 
 
+FIRST_CUTS = 8
+"""Within them the database has its name, and its first log."""
+
+
+def unmade(disk: Disk) -> list[str]:
+    """What does not hold in any state that a power cut may leave behind while a store is made."""
+    return [
+        f"cut {at}, {choice}: {one}"
+        for at, cut in enumerate(disk.cuts[:FIRST_CUTS])
+        for choice in choices(cut, f"first {at}", 4)
+        for one in disk.findings(cut, state(cut, choice))
+    ]
+
+
+@pytest.mark.parametrize("mode", JOURNALS)
+def test_after_a_power_cut_in_its_first_moments_a_store_can_be_made(
+    nursery: Nursery, tmp_path: Path, mode: str
+) -> None:
+    assert unmade(Disk(nursery, tmp_path, *JOURNALS[mode])) == []
+
+
+def test_a_new_database_whose_name_is_not_synced_before_its_log_is_caught(nursery: Nursery, tmp_path: Path) -> None:
+    found = unmade(Disk(nursery, tmp_path, *JOURNALS["wal"], "new database"))
+    assert any("its log is still there" in one for one in found)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("mode", JOURNALS)
 def test_no_power_cut_of_many_loses_a_receipt_or_tears_a_batch(

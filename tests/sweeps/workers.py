@@ -196,9 +196,11 @@ def some_batches(folder: str, rules: tuple[str, int], checkpoint_pages: int, uns
         folder: with keys.
         rules: journal mode and ``synchronous``.
         checkpoint_pages: after so many pages in a write-ahead log they are brought into the database.
-        unsynced: of ``UNSYNCED``; a way that must be caught.
+        unsynced: of ``UNSYNCED``, or ``new database``; a way that must be caught.
     """
-    if unsynced is not None:
+    if unsynced == "new database":
+        engine_module._sync_folder = lambda folder: None
+    elif unsynced is not None:
         _sync_all_but(unsynced)
     connect = engine_module.SqliteEngine._connect
 
