@@ -153,11 +153,11 @@ class Archiving:
         It is looked up under the lock that the commit held: what is not there then, will not come later.
         """
         seen: list[BatchRow | None] = []
+        settled = False
         with suppress(EvidenceArchiveError):
-            self._records.vault.transact(
-                lambda writer: seen.append(writer.batch(self._records.keys.scope_id, tag, key))
-            )
-        if not seen:
+            self._records.vault.transact(lambda writer: seen.append(self._settled(writer, tag, key)))
+            settled = True
+        if not seen or (seen[-1] is not None and not settled):
             return None
         self._ending = False
         row = seen[-1]
@@ -170,7 +170,26 @@ class Archiving:
     def _replayed(self, tag: bytes, key: str | None, call: ToolCall | None) -> tuple[Receipt, str] | None:
         with self._records.vault.store.peeking(self._records.vault.store_wait_ms) as reader:
             row = reader.batch(self._records.keys.scope_id, tag, key)
-        return None if row is None else self._receipt(row, tag, call)
+        if row is None:
+            return None
+        found = self._receipt(row, tag, call)
+        self._ending = True  # it is there: where it cannot be settled, nobody may say that it is not
+        self._records.vault.transact(lambda writer: self._settled(writer, tag, key), audited=False)
+        self._ending = False
+        return found
+
+    def _settled(self, writer: Writer, tag: bytes, key: str | None) -> BatchRow | None:
+        """The batch, if it is there; it is durable once this transaction is committed.
+
+        A commit whose last sync failed, or whose process died before it, can be seen and still go with the power.
+        Only what is committed behind it makes sure, so something is written.
+        """
+        row = writer.batch(self._records.keys.scope_id, tag, key)
+        if row is not None:
+            session = self._records.session_under_lock(writer)
+            session.version += 1
+            writer.update_session(session)
+        return row
 
     def _receipt(
         self, row: BatchRow, tag: bytes, call: ToolCall | None, *, replayed: bool = True

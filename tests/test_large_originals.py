@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
-from doubles import UNANSWERED, Characters, arguments, batch_of, opened, policy_of
+from doubles import Characters, arguments, batch_of, opened, policy_of
 from sqlalchemy.dialects import sqlite
 
 from evidence_archive import (
@@ -660,9 +660,8 @@ def test_a_model_whose_commit_was_reported_as_failed_gets_the_receipt_that_was_r
     talk.tool(SMALL)
     talk.say()
     session.view(talk.messages)
-    flaky.flaky.fault = UNANSWERED
+    flaky.flaky.plan.error("store.commit.after", times=1)
     talk.ours(session, "archive_evidence", batch_of(("r1", "a small one")))
-    flaky.flaky.fault = None
     talk.tool("later")
     session.view(talk.messages)
     assert desk.execute("SELECT number, own FROM results ORDER BY number") == [(1, None), (2, "receipt"), (3, None)]
@@ -728,7 +727,7 @@ _MEASURED = """
 import io, resource, sys
 from pathlib import Path
 from conftest import Conversation, Desk
-from doubles import UNANSWERED, Characters, arguments, batch_of, opened, policy_of
+from doubles import Characters, arguments, batch_of, opened, policy_of
 from sqlalchemy.dialects import sqlite
 from evidence_archive import Principal
 size = int(sys.argv[2])

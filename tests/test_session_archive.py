@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from doubles import (
-    UNANSWERED,
     UNCOMMITTED,
     UNWRITABLE,
     Characters,
@@ -309,14 +308,62 @@ def test_a_fault_anywhere_in_the_commit_archives_nothing(desk, archive, session,
 @pytest.mark.parametrize("by_call", [True, False])
 def test_a_commit_that_took_place_but_was_reported_as_failed_is_acknowledged(archive, session, talk, by_call):
     read(session, talk, LONG)
-    archive.flaky.fault = UNANSWERED
+    archive.flaky.plan.error("store.commit.after", times=1)
     if by_call:
         assert "r1" in session.answer(talk.call("archive_evidence", batch_of(("r1", "n"))))["content"]
     else:
         assert session.archive([("r1", "n")]).result_ids == ("r1",)
-    archive.flaky.fault = None
     assert session.view(talk.messages[:4])[2]["content"].startswith("[archived r1")
     assert session.restore("r1").content == LONG
+
+
+def settled(plan, since):
+    """Whether something was written and committed after so many passings."""
+    later = [passing.point for passing in plan.passings[since:]]
+    written = later.index("store.update_session.after") if "store.update_session.after" in later else len(later)
+    return "store.commit.after" in later[written:]
+
+
+def test_a_receipt_after_a_failed_commit_waits_for_a_commit_behind_it(archive, session, talk):
+    # The last sync of the first one may be what failed: it can be seen, and still go with the power.
+    read(session, talk, LONG)
+    failed = []
+    plan = archive.flaky.plan
+    plan.run("store.commit.after", lambda: failed.append(len(plan.passings)))
+    plan.error("store.commit.after", times=1)
+    assert session.archive([("r1", "n")], idempotency_key="k").result_ids == ("r1",)
+    assert settled(plan, failed[0])
+
+
+@pytest.mark.parametrize("point", ["store.update_session.before", "store.commit.before", "store.commit.after"])
+def test_a_batch_that_is_there_but_cannot_be_made_sure_of_is_neither_acknowledged_nor_denied(
+    archive, session, talk, point
+):
+    read(session, talk, LONG)
+    archive.flaky.plan.run(
+        "store.commit.after", lambda: archive.flaky.plan.error(point, times=2 if point == "store.commit.after" else 1)
+    )
+    archive.flaky.plan.error("store.commit.after", times=1)
+    with pytest.raises(BatchRejectedError, match="not known") as refused:
+        session.archive([("r1", "n")], idempotency_key="k")
+    assert refused.value.reason == "unknown"
+    archive.flaky.plan.clear()
+    assert session.archive([("r1", "n")], idempotency_key="k").replayed
+
+
+def test_a_receipt_is_given_once_more_only_after_a_commit_behind_its_batch(archive, desk, owner, session, talk):
+    # Who committed the batch may have been killed before its last sync.
+    read(session, talk, LONG)
+    session.archive([("r1", "n")], idempotency_key="k")
+    with opened(desk) as other:
+        again, plan = other.session("case", owner), other.flaky.plan
+        since = len(plan.passings)
+        assert again.archive([("r1", "n")], idempotency_key="k").replayed
+        assert settled(plan, since)
+        plan.error("store.writing.begin")
+        with pytest.raises(BatchRejectedError) as refused:
+            again.archive([("r1", "n")], idempotency_key="k")
+        assert refused.value.reason == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -424,22 +471,27 @@ def test_a_rejection_is_never_replayed(session, talk):
     assert session.answer(call)["content"].startswith("Archived 1 result")
 
 
+def stored_besides_sessions(desk):
+    """All that a receipt given once more leaves alone; the session's row is written, to make sure of its batch."""
+    return {name: rows for name, rows in state(desk).items() if name != "sessions"}
+
+
 def test_an_idempotency_key_returns_the_receipt_of_its_batch_in_any_process(desk, session, owner, talk):
     read(session, talk, LONG, LONG + "!")
     first = session.archive([("r1", "n")], idempotency_key="k")
-    after = state(desk)
+    after = stored_besides_sessions(desk)
     second = session.archive([("r1", "n")], idempotency_key="k")
     with opened(desk) as other:
         third = other.session("case", owner).archive([("r1", "n")], idempotency_key="k")
     assert (first.replayed, second.replayed, third.replayed) == (False, True, True)
     assert first.batch_id == second.batch_id == third.batch_id
     assert second.targets == first.targets
-    assert state(desk) == after
+    assert stored_besides_sessions(desk) == after
     with pytest.raises(FormatError, match="another batch"):
         session.archive([("r2", "n")], idempotency_key="k")
     with pytest.raises(FormatError, match="another batch"):
         session.archive([("r1", "other words")], idempotency_key="k")
-    assert state(desk) == after
+    assert stored_besides_sessions(desk) == after
 
 
 def test_without_a_key_a_program_s_batch_is_never_taken_for_an_earlier_one(session, talk):
