@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evidence_archive.cli.options import Json, Keys, Objects, PolicyFile, Roles, Url
 from evidence_archive.cli.render import counted, emit_json, note, say, table
 from evidence_archive.errors import EvidenceArchiveError, MisuseError, NotAvailableError
 
@@ -45,37 +46,10 @@ def register(app: typer.Typer) -> None:
 
 def _faults(
     *,
-    url: Annotated[
-        str,
-        typer.Option(
-            "--url",
-            metavar="URL",
-            envvar="EVIDENCE_ARCHIVE_URL",
-            help="Store, such as sqlite:///evidence.db; it has to exist.",
-            show_default=False,
-        ),
-    ],
-    keys: Annotated[
-        Path | None,
-        typer.Option(
-            "--keys",
-            metavar="FILE",
-            envvar="EVIDENCE_ARCHIVE_KEYS_PATH",
-            help="Key file; without it the keys come from the variable EVIDENCE_ARCHIVE_KEYS.",
-        ),
-    ] = None,
-    policy: Annotated[
-        Path | None,
-        typer.Option(
-            "--policy",
-            metavar="FILE",
-            envvar="EVIDENCE_ARCHIVE_POLICY",
-            help="Policy file that the agents use; without it the built-in default.",
-        ),
-    ] = None,
-    objects: Annotated[
-        str | None, typer.Option("--objects", metavar="FOLDER", help="Where large originals lie: a folder or a URL.")
-    ] = None,
+    url: Url,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
     org: Annotated[
         str | None,
         typer.Option("--org", metavar="NAME", help="New org to sweep in; 'faults-' and a random name without."),
@@ -84,14 +58,12 @@ def _faults(
         str | None,
         typer.Option("--tool", metavar="NAME", help="Tool that the probe's results come from; chosen without."),
     ] = None,
-    role: Annotated[
-        list[str] | None, typer.Option("--role", metavar="NAME", help="Role of who sweeps; repeatable.")
-    ] = None,
+    role: Roles = None,
     kinds: Annotated[str, typer.Option("--kinds", metavar="NAMES", help="Kinds of faults, with commas.")] = KINDS,
     points: Annotated[
         str, typer.Option("--points", metavar="PATTERN", help="Only these fault points, such as 'store.commit.*'.")
     ] = "*",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Try every fault on your own store, keys and policy.
 

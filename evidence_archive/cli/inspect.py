@@ -12,6 +12,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from evidence_archive.cli.opening import opened, suspension, undecided
+from evidence_archive.cli.options import Json, Keys, Objects, Org, PolicyFile, Roles, Subject, Url
 from evidence_archive.cli.render import counted, emit_json, note, plain, say, table
 from evidence_archive.errors import AuditBrokenError, EvidenceArchiveError, FormatError
 from evidence_archive.model import Principal, Restored, format_time
@@ -26,59 +27,6 @@ _MATCHES = re.compile(r"(\d+)(?: of (\d+))? matches ")
 _STORE = "--url sqlite:///evidence.db --keys evidence.keys --org north-clinic --subject triage-agent"
 
 _Session = Annotated[str, typer.Argument(metavar="SESSION", help="Session id.", show_default=False)]
-_Url = Annotated[
-    str,
-    typer.Option(
-        "--url",
-        metavar="URL",
-        envvar="EVIDENCE_ARCHIVE_URL",
-        help="Store, such as sqlite:///evidence.db.",
-        show_default=False,
-    ),
-]
-_Keys = Annotated[
-    Path | None,
-    typer.Option(
-        "--keys",
-        metavar="FILE",
-        envvar="EVIDENCE_ARCHIVE_KEYS_PATH",
-        help="Key file; without it the keys come from the variable EVIDENCE_ARCHIVE_KEYS.",
-    ),
-]
-_Policy = Annotated[
-    Path | None,
-    typer.Option(
-        "--policy",
-        metavar="FILE",
-        envvar="EVIDENCE_ARCHIVE_POLICY",
-        help="Policy file that the agents use; without it the built-in default.",
-    ),
-]
-_Objects = Annotated[
-    str | None,
-    typer.Option(
-        "--objects",
-        metavar="WHERE",
-        envvar="EVIDENCE_ARCHIVE_OBJECTS",
-        help="Folder or s3://bucket/prefix of large originals; without it the folder beside the database.",
-    ),
-]
-_Org = Annotated[
-    str,
-    typer.Option("--org", metavar="NAME", envvar="EVIDENCE_ARCHIVE_ORG", help="Org of who asks.", show_default=False),
-]
-_Subject = Annotated[
-    str,
-    typer.Option(
-        "--subject",
-        metavar="NAME",
-        envvar="EVIDENCE_ARCHIVE_SUBJECT",
-        help="Who asks: a person or an agent.",
-        show_default=False,
-    ),
-]
-_Roles = Annotated[list[str] | None, typer.Option("--role", metavar="NAME", help="Role of who asks; repeatable.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -93,14 +41,14 @@ def register(app: typer.Typer) -> None:
 def _results(
     *,
     session: _Session,
-    url: _Url,
-    org: _Org,
-    subject: _Subject,
-    keys: _Keys = None,
-    policy: _Policy = None,
-    objects: _Objects = None,
-    role: _Roles = None,
-    as_json: _Json = False,
+    url: Url,
+    org: Org,
+    subject: Subject,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Roles = None,
+    as_json: Json = False,
 ) -> None:
     """List the tool results of a session.
 
@@ -144,13 +92,13 @@ def _restore(
     *,
     session: _Session,
     result_id: Annotated[str, typer.Argument(metavar="ID", help="Result ID, such as r3.", show_default=False)],
-    url: _Url,
-    org: _Org,
-    subject: _Subject,
-    keys: _Keys = None,
-    policy: _Policy = None,
-    objects: _Objects = None,
-    role: _Roles = None,
+    url: Url,
+    org: Org,
+    subject: Subject,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Roles = None,
     lines: Annotated[str | None, typer.Option(metavar="FIRST-LAST", help="Only these lines, such as 10-40.")] = None,
     pattern: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Only lines that contain this literal text.")
@@ -170,7 +118,7 @@ def _restore(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write to this new file (mode 0600), not to stdout.")
     ] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Give an exact original back.
 
@@ -307,15 +255,15 @@ def _new_file(path: Path | None) -> Iterator[BinaryIO | None]:
 
 def _audit(
     *,
-    url: _Url,
-    org: _Org,
-    subject: _Subject,
-    keys: _Keys = None,
-    policy: _Policy = None,
-    objects: _Objects = None,
-    role: _Roles = None,
+    url: Url,
+    org: Org,
+    subject: Subject,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Roles = None,
     start: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="First entry to list, from 0.")] = 0,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """List and verify the audit log of an org.
 
@@ -377,14 +325,14 @@ def _details(details: Mapping[str, Any]) -> str:
 def _resume(
     *,
     session: _Session,
-    url: _Url,
-    org: _Org,
-    subject: _Subject,
-    keys: _Keys = None,
-    policy: _Policy = None,
-    objects: _Objects = None,
-    role: _Roles = None,
-    as_json: _Json = False,
+    url: Url,
+    org: Org,
+    subject: Subject,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Roles = None,
+    as_json: Json = False,
 ) -> None:
     """Let a suspended session archive again."""
     principal = Principal(org, subject, role or ())
@@ -402,14 +350,14 @@ def _resume(
 
 def _collect(
     *,
-    url: _Url,
-    org: _Org,
-    subject: _Subject,
-    keys: _Keys = None,
-    policy: _Policy = None,
-    objects: _Objects = None,
-    role: _Roles = None,
-    as_json: _Json = False,
+    url: Url,
+    org: Org,
+    subject: Subject,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Roles = None,
+    as_json: Json = False,
 ) -> None:
     """Delete what batches that were given up left in the object store.
 
