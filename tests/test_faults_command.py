@@ -165,7 +165,7 @@ def test_what_cannot_run_is_one_sentence_and_exit_2(
     assert "EVIDENCE_ARCHIVE_KEYS" in refused(capsys, words[:3])
     assert "--kinds names some of error,outage,delay,crash." in refused(capsys, [*words, "--kinds", "flood"])
     assert "There is no fault point" in refused(capsys, [*words, "--points", "store.comit.*"])
-    assert "meets no point" in refused(capsys, [*words, "--points", "objects.get"])
+    assert "meets no point" in refused(capsys, [*words, "--points", "objects.tidy.before"])
     assert main([*words, "--tool", "x" * 5, "--policy", str(desk.folder / "none.toml"), "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["type"], error["exit_code"]) == ("PolicyError", 2)
