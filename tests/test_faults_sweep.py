@@ -11,22 +11,13 @@ from doubles import Characters, policy_of
 
 from evidence_archive import Archive, Policy, Principal
 from evidence_archive.errors import FormatError, MisuseError, PolicyError, StoreUnavailableError
-from evidence_archive.store import engine
+from evidence_archive.store import sqlite
 from evidence_archive.testing import crashing
 from evidence_archive.testing import sweeping as sweep_module
+from evidence_archive.testing.conversing import CLEAN, PROBE_NOTE, Probe, Told, tool_allowed_by
 from evidence_archive.testing.crashing import Configuration, Crashing
 from evidence_archive.testing.faults import FaultPlan, faulted
-from evidence_archive.testing.sweeping import (
-    PROBE_NOTE,
-    Outcome,
-    Probe,
-    Sweep,
-    Told,
-    Trial,
-    set_fault,
-    sweep,
-    tool_allowed_by,
-)
+from evidence_archive.testing.sweeping import Outcome, Sweep, Trial, set_fault, sweep
 
 PROBE = Probe(Principal("faults-probe", "fault-sweep"))
 Make = Callable[[FaultPlan], Archive]
@@ -36,7 +27,7 @@ Make = Callable[[FaultPlan], Archive]
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting, and no syncing: power is not what is swept here."""
     monkeypatch.setattr(sweep_module, "DELAY_MS", 1)
-    monkeypatch.setattr(engine, "journal_rules", lambda version: ("memory", 0))
+    monkeypatch.setattr(sqlite, "journal_rules", lambda version: ("memory", 0))
 
 
 @pytest.fixture
@@ -67,7 +58,7 @@ def test_every_fault_at_every_passing_leaves_all_or_nothing_and_the_truth(
     assert [(outcome.trial, outcome.violation) for outcome in outcomes if not outcome.ok] == []
     assert len(outcomes) > 300
     met = {(outcome.trial.operation, outcome.trial.kind) for outcome in outcomes}
-    everywhere = {*sweep_module.CLEAN, "first use"}
+    everywhere = {*CLEAN, "first use"}
     assert {operation for operation, _ in met} == everywhere
     assert {kind for _, kind in met} == {"error", "outage", "delay", "crash", "held"}
     assert {outcome.state for outcome in outcomes} == {"all", "nothing"}

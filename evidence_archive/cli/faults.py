@@ -189,9 +189,10 @@ def _swept(
 ) -> _Report:
     from contextlib import closing
 
+    from evidence_archive.testing.conversing import Probe, tool_allowed_by
     from evidence_archive.testing.crashing import Crashing
     from evidence_archive.testing.faults import FaultPlan
-    from evidence_archive.testing.sweeping import Probe, Sweep, tool_allowed_by
+    from evidence_archive.testing.sweeping import Sweep
 
     with closing(configuration.open(FaultPlan(), create=False)) as archive:
         _refuse_used(archive, principal)
@@ -255,7 +256,7 @@ def _refuse_used(archive: "Archive", principal: "Principal") -> None:
 
 def _candidates(policy: "Policy") -> list[str]:
     """Tools whose results the policy might let be archived: one that no rule names, then those that rules allow."""
-    from evidence_archive.testing.sweeping import PROBE_TOOL
+    from evidence_archive.testing.conversing import PROBE_TOOL
 
     tables: dict[str, Any] = {}
     if policy.path is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from evidence_archive.testing.chat_server import ChatServer
+    from evidence_archive.testing.conversing import Probe
     from evidence_archive.testing.faults import (
         FAULT_POINTS,
         Crashed,
@@ -33,10 +34,11 @@ if TYPE_CHECKING:
         say,
     )
     from evidence_archive.testing.store_contract import StoreContract
-    from evidence_archive.testing.sweeping import Outcome, Probe, Sweep, Trial, sweep
+    from evidence_archive.testing.sweeping import Outcome, Sweep, Trial, sweep
 
 _HOMES = {
     "chat_server": ("ChatServer",),
+    "conversing": ("Probe",),
     "faults": (
         "FAULT_POINTS",
         "Crashed",
@@ -61,7 +63,7 @@ _HOMES = {
         "say",
     ),
     "store_contract": ("StoreContract",),
-    "sweeping": ("Outcome", "Probe", "Sweep", "Trial", "sweep"),
+    "sweeping": ("Outcome", "Sweep", "Trial", "sweep"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -17,8 +17,9 @@ from typing import Any, Self
 from evidence_archive.archive import Archive
 from evidence_archive.errors import EvidenceArchiveError, MisuseError
 from evidence_archive.model import Principal
+from evidence_archive.testing.conversing import Conversation, Probe, Told
 from evidence_archive.testing.faults import FaultPlan, faulted
-from evidence_archive.testing.sweeping import FIRST_USE, Conversation, Probe, Told, Trial, set_fault
+from evidence_archive.testing.sweeping import FIRST_USE, Trial, set_fault
 from evidence_archive.tokens import EstimateCounter
 
 __all__ = ["Configuration", "Crashing"]
