@@ -101,7 +101,7 @@ class Bench:
         return Archive(store, keys=open_provider(self.desk.keys), policy=policy, **named)
 
     def rows(self) -> list[tuple[str, int]]:
-        wanted = "state <> 'used' ORDER BY created_at_us, size_bytes"
+        wanted = "state <> 'used' ORDER BY size_bytes, created_at_us"
         found = self.desk.execute(f"SELECT state, size_bytes FROM objects WHERE {wanted}")
         return [(state, size) for state, size in found]
 
