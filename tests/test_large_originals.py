@@ -630,6 +630,23 @@ def test_a_batch_whose_intents_were_collected_meanwhile_is_not_committed(bench: 
     assert bench.contents(bench.archive) == [LARGE, SMALL, PARTS]
 
 
+def test_a_batch_whose_intents_were_collected_after_they_were_read_back_is_not_committed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, other = Envelopes.put, bench.opened()
+
+    def late(self: Envelopes, outsides: Any) -> None:
+        put(self, outsides)
+        lapse(bench)
+        other.collect(principal=OWNER)
+
+    monkeypatch.setattr(Envelopes, "put", late)
+    with pytest.raises(BatchRejectedError, match="longer than an intent lasts"):
+        bench.session.archive(ALL)
+    assert bench.desk.execute("SELECT count(*) FROM results WHERE state = 'archived'") == [(0,)]
+    other.close()
+
+
 def test_must_fail_control_a_commit_that_does_not_look_again_loses_an_original(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
