@@ -11,7 +11,9 @@ from doubles import Characters, policy_of
 
 from evidence_archive import Archive, Policy, Principal
 from evidence_archive.errors import FormatError, MisuseError, PolicyError, StoreUnavailableError
-from evidence_archive.store import sqlite
+from evidence_archive.keys import open_provider
+from evidence_archive.objects.directory import DirectoryObjects
+from evidence_archive.store import open_store, sqlite
 from evidence_archive.testing import crashing
 from evidence_archive.testing import sweeping as sweep_module
 from evidence_archive.testing.conversing import CLEAN, PROBE_NOTE, Probe, Told, tool_allowed_by
@@ -160,6 +162,44 @@ class Naive:
 
     def scoped(self, *given: Any) -> Any:
         return type(self)(self.inner.scoped(*given))
+
+
+class WritesBehind(Naive):
+    """An object store that brings objects to their place when it is closed."""
+
+    name = "behind"
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.held: dict[str, bytes] = {}
+
+    def put(self, key: str, data: bytes) -> None:
+        self.held[key] = data
+
+    def get(self, key: str) -> bytes | None:
+        return self.held.get(key) or self.inner.get(key)
+
+    def close(self) -> None:
+        for key, data in self.held.items():
+            self.inner.put(key, data)
+        self.inner.close()
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_crash_loses_what_an_object_store_only_held_in_memory(desk: Desk, policy: Policy, behind: bool) -> None:
+    def make(plan: FaultPlan) -> Archive:
+        objects: Any = DirectoryObjects(desk.folder / "objects", create=True)
+        objects = WritesBehind(objects) if behind else objects
+        store, keys = open_store(desk.url), open_provider(desk.keys)
+        archive = Archive(
+            store, keys=keys, policy=policy, counter=Characters(), objects=objects, inline_size_max=1_000
+        )
+        return faulted(archive, plan)
+
+    one = Sweep(make, probe=PROBE, kinds=["crash"], points="store.commit.after")
+    violated = found(map(one.run, one.rehearse()))
+    assert any("does not come back equal" in violation for violation in violated) == behind
+    assert behind or violated == set()
 
 
 class Writing(Naive):

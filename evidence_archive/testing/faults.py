@@ -380,13 +380,19 @@ def _yielding(edge: _Edge) -> Callable[..., Any]:
     return block
 
 
-def _class(name: str, protocol: Any, words: str = "") -> Any:
+def _closing(self: _Faulty) -> None:
+    """Close what stands behind; a process that died closes nothing, so what it only held in memory is gone."""
+    if self._life == self._plan._life:
+        self._inner.close()
+
+
+def _class(name: str, protocol: Any, words: str = "", **more: Callable[..., Any]) -> Any:
     """A class that implements a protocol by handing every method on, with its points around it."""
     methods = {
         edge.method: wraps(getattr(protocol, edge.method))((_yielding if edge.yields else _calling)(edge))
         for edge in _FAMILIES[protocol]
     }
-    return type(name, (_Faulty,), {"__doc__": words, "__module__": __name__, "__slots__": (), **methods})
+    return type(name, (_Faulty,), {"__doc__": words, "__module__": __name__, "__slots__": (), **methods, **more})
 
 
 FaultyStore: Callable[[Store, FaultPlan], Store] = _class(
@@ -395,7 +401,7 @@ FaultyStore: Callable[[Store, FaultPlan], Store] = _class(
 """A store with a plan in front of it and of everything it opens: ``FaultyStore(inner, plan)``."""
 
 FaultyObjects: Callable[[ObjectStore, FaultPlan], ObjectStore] = _class(
-    "FaultyObjects", ObjectStore, "An object store with a plan in front of it."
+    "FaultyObjects", ObjectStore, "An object store with a plan in front of it.", close=_closing
 )
 """An object store with a plan in front of it: ``FaultyObjects(inner, plan)``."""
 
