@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -26,6 +26,7 @@ from evidence_archive.errors import (
     StoreUnavailableError,
     UnsupportedVersionError,
 )
+from evidence_archive.labelling import LabelFacts, Labelled, labelled_row, loosens
 from evidence_archive.matching import LABELLED, ORIGINAL, Place, RecordIndex, Timeline
 from evidence_archive.model import (
     MEDIA_TYPES,
@@ -46,10 +47,7 @@ from evidence_archive.restoring import Also
 from evidence_archive.sealing.keyring import content_tag
 from evidence_archive.vault import ScopeKeys, Vault, facts_of
 
-__all__ = ["TOOL_NAME_CHARS_MAX", "LabelFacts", "Labelled", "Records", "clone", "rendering"]
-
-SENSITIVITIES_MAX = 64
-"""Most sensitivities of one result."""
+__all__ = ["TOOL_NAME_CHARS_MAX", "Records", "clone", "rendering"]
 
 RECORD_WAIT_MS = 100
 """How long the record of a refusal waits for a lock when the refusal is about the store, in milliseconds."""
@@ -57,31 +55,10 @@ RECORD_WAIT_MS = 100
 TOOL_NAME_CHARS_MAX = 1_024
 """Longest tool name an archived result may have; longer ones are stored cut, and their results stay in view."""
 
-AGE_TURNS_MAX = 1_000_000_000
-"""The oldest that a rule of a policy can ask for, in turns."""
-
 _ESTIMATED = "e"
 """Ends the stored rendering of a note whose tokens are an estimate: another process may count in another way."""
 
 _VALUES = attrgetter(*(field.name for field in fields(ResultRow)))
-
-
-@dataclass(frozen=True, slots=True)
-class LabelFacts:
-    """What a host attaches to a result."""
-
-    sensitivity: frozenset[str]
-    kind: str | None
-    observed_at_us: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Labelled:
-    """What a label goes onto: records, whether they are surely meant, and a record to make."""
-
-    numbers: list[int]
-    certain: bool
-    new: tuple[bytes, Content, Exact, bytes] | None = None
 
 
 class Records:
@@ -329,8 +306,8 @@ class Records:
             if form == ORIGINAL and twin.own is None and (twin.sensitivity or twin.kind):
                 facts = LabelFacts(frozenset(filter(None, twin.sensitivity.split("\n"))), twin.kind, None)
                 with suppress(PolicyError):
-                    labelled = self._labelled(row, facts)
-                    if not _loosens(self.vault, row, labelled):
+                    labelled = labelled_row(self.vault, row, facts)
+                    if not loosens(self.vault, row, labelled):
                         row = labelled
         return row
 
@@ -579,7 +556,7 @@ class Records:
                     facts if target.certain or known.state == "live" else LabelFacts(facts.sensitivity, None, None)
                 )
                 try:
-                    labelled = self._labelled(known, fitting)
+                    labelled = labelled_row(self.vault, known, fitting)
                 except PolicyError:
                     if target.certain:
                         raise
@@ -600,7 +577,7 @@ class Records:
                     seen=False,
                 )
                 row.next_number += 1
-                added.append(self._labelled(record, facts))
+                added.append(labelled_row(self.vault, record, facts))
             writer.update_results(changed)
             writer.insert_results(added)
             writer.update_session(row)
@@ -633,39 +610,6 @@ class Records:
         """The results with what they are copies of and all copies of that: one content, one set of facts."""
         roots = {self.rows[number].origin or number for number in numbers}
         return [number for number, row in sorted(self.rows.items()) if (row.origin or number) in roots]
-
-    def _labelled(self, known: ResultRow, facts: LabelFacts) -> ResultRow:
-        row = clone(known)
-        names = {*filter(None, known.sensitivity.split("\n")), *facts.sensitivity}
-        if len(names) > SENSITIVITIES_MAX:
-            raise PolicyError(f"A result has at most {SENSITIVITIES_MAX} sensitivities.", key="sensitivity")
-        row.sensitivity = "\n".join(sorted(names))
-        if facts.kind is not None:
-            if known.kind not in (None, facts.kind):
-                raise PolicyError(f"Result r{row.number} has a kind already; a kind is set once.", key="kind")
-            row.kind = facts.kind
-        if facts.observed_at_us is not None:
-            row.observed_at_us, row.observed_by = facts.observed_at_us, "host"
-        if known.state == "archived":
-            if (row.kind, row.observed_at_us) != (known.kind, known.observed_at_us):
-                raise PolicyError(
-                    f"Result r{row.number} is archived: only sensitivity may be added to it now.", key="kind"
-                )
-        elif known.seen and _loosens(self.vault, known, row):
-            raise PolicyError(
-                f"A label on r{row.number} would loosen the policy's decision: label before the first view.",
-                key="sensitivity",
-            )
-        return row
-
-
-def _loosens(vault: Vault, before: ResultRow, after: ResultRow) -> bool:
-    """Whether a result of any age and any words, now kept in view, could be archived with the new facts."""
-
-    def effect(row: ResultRow, age_turns: int) -> str:
-        return vault.policy.decide_archive(facts_of(row, age_turns=age_turns, text="")).effect
-
-    return any(effect(before, age) == "never" and effect(after, age) == "allow" for age in (0, AGE_TURNS_MAX))
 
 
 def clone(row: ResultRow) -> ResultRow:

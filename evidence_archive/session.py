@@ -22,6 +22,7 @@ from evidence_archive.errors import (
     StoreError,
 )
 from evidence_archive.excerpt import Selector, parse_selector
+from evidence_archive.labelling import LabelFacts, Labelled
 from evidence_archive.matching import NOTE, ORIGINAL, Place
 from evidence_archive.model import (
     Content,
@@ -38,7 +39,7 @@ from evidence_archive.model import (
     text_of,
 )
 from evidence_archive.ports import ResultRow
-from evidence_archive.records import LabelFacts, Labelled, Records
+from evidence_archive.records import Records
 from evidence_archive.restoring import Restoring, part_of
 
 __all__ = ["Session"]

@@ -77,7 +77,7 @@ def _check_default(vault: "Vault") -> None:
 
 def undecided(vault: "Vault", session_id: str) -> set[str]:
     """IDs of live results whose protection depends on their words or age, which only the messages tell."""
-    from evidence_archive.records import AGE_TURNS_MAX
+    from evidence_archive.labelling import AGE_TURNS_MAX
     from evidence_archive.vault import asked_session, facts_of
 
     with vault.store.reading(vault.store_wait_ms) as reader:
