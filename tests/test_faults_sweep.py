@@ -1,7 +1,7 @@
 """The sweep: it meets every passing, finds nothing on our store, and finds what naive archives do wrong."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -425,7 +425,8 @@ def test_a_process_killed_while_an_org_is_made_leaves_it_whole_or_not_there(conf
 
 
 def test_what_a_process_told_before_it_was_killed_is_heard(configuration: Configuration) -> None:
-    configuration.open(FaultPlan()).session("first", PROBE.principal)
+    with closing(configuration.open(FaultPlan())) as archive:
+        archive.session("first", PROBE.principal)
     with Crashing(configuration, PROBE) as killed:
         told = killed(Trial("next view", "store.peeking", 4, "crash"), "case")
     assert told == [Told("open", "opened"), Told("view", "old"), Told("archive", "receipt")]
@@ -451,7 +452,7 @@ def test_a_process_that_hangs_or_cannot_be_started_is_no_success(
         pytest.fail("nothing was started")
 
 
-def test_a_store_that_has_to_exist_is_not_made(desk: Desk) -> None:
+def test_a_store_that_has_to_exist_is_not_made(sqlite_desk: Desk) -> None:
     with pytest.raises(StoreUnavailableError):
-        Configuration(desk.url, str(desk.keys)).open(FaultPlan(), create=False)
-    assert not desk.database.exists()
+        Configuration(sqlite_desk.url, str(sqlite_desk.keys)).open(FaultPlan(), create=False)
+    assert not sqlite_desk.database.exists()
