@@ -7,11 +7,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from sqlalchemy import event
 
 from evidence_archive import Archive, Policy
 from evidence_archive.errors import StoreUnavailableError
 from evidence_archive.keys import open_provider
+from evidence_archive.matching import Place
+from evidence_archive.records import Records
 from evidence_archive.store import open_store
 from evidence_archive.testing.faults import FAULT_POINTS, FaultPlan, FaultyStore
 
@@ -28,6 +31,7 @@ __all__ = [
     "listen_to",
     "opened",
     "policy_of",
+    "registered_without_looking_again_under_the_lock",
     "telling",
 ]
 
@@ -157,3 +161,27 @@ def arguments(**named: Any) -> str:
 def batch_of(*pairs: tuple[str, str]) -> str:
     """The arguments of a call that archives."""
     return arguments(batch=[{"id": result_id, "note": note} for result_id, note in pairs])
+
+
+def registered_without_looking_again_under_the_lock(patch: pytest.MonkeyPatch) -> None:
+    """Break the core: two processes that meet a result at once give it two IDs."""
+
+    def naive(self: Records, unknown: list[Place], wait_ms: int) -> None:
+        if not unknown:
+            return
+        new = []
+        with self.vault.store.writing(wait_ms, audited=False) as writer:
+            row = self.session_under_lock(writer)
+            row.version += 1
+            for place in unknown:
+                new.append(self._new_row(row, place, self._measured(place)))
+                row.next_number += 1
+            writer.insert_results(new)
+            writer.update_session(row)
+        for place, record in zip(unknown, new, strict=True):
+            self.timeline.give(place, record.number)
+        self.timeline.settle()
+        self.absorb(new)
+        self.row = row
+
+    patch.setattr(Records, "register", naive)

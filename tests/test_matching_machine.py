@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from conftest import Desk
+from doubles import registered_without_looking_again_under_the_lock
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
@@ -17,7 +18,6 @@ from evidence_archive import Archive, BatchRejectedError, Policy, Principal
 from evidence_archive.keys import new_keys
 from evidence_archive.matching import LABELLED, Place, RecordIndex, Timeline
 from evidence_archive.model import same_value
-from evidence_archive.records import Records
 
 LABEL_CHARS_MIN = 40
 POLICY = f"""
@@ -637,28 +637,6 @@ def by_the_call_id_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RecordIndex, "find", naive)
 
 
-def without_looking_again_under_the_lock(patch: pytest.MonkeyPatch) -> None:
-    def naive(self: Records, unknown: list[Place], *_: Any) -> None:
-        if not unknown:
-            return
-        new = []
-        with self.vault.store.writing(1_000, audited=False) as writer:
-            row = self.session_under_lock(writer)
-            row.version += 1
-            for place in unknown:
-                new.append(self._new_row(row, place, self._measured(place)))
-                row.next_number += 1
-            writer.insert_results(new)
-            writer.update_session(row)
-        for place, record in zip(unknown, new, strict=True):
-            self.timeline.give(place, record.number)
-        self.timeline.settle()
-        self.absorb(new)
-        self.row = row
-
-    patch.setattr(Records, "register", naive)
-
-
 def without_the_rule_of_the_live_turn(patch: pytest.MonkeyPatch) -> None:
     match = Timeline.match
     patch.setattr(
@@ -671,7 +649,7 @@ def without_the_rule_of_the_live_turn(patch: pytest.MonkeyPatch) -> None:
 CONTROLS = [
     (a_label_repeated_under_another_call_id, by_the_shape_of_the_text),
     (a_call_id_used_for_another_result, by_the_call_id_alone),
-    (two_processes_that_meet_a_result_at_once, without_looking_again_under_the_lock),
+    (two_processes_that_meet_a_result_at_once, registered_without_looking_again_under_the_lock),
     (an_equal_result_after_an_archived_one_is_gone, without_the_rule_of_the_live_turn),
 ]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evidence_archive.cli.options import Json
 from evidence_archive.cli.render import chart, emit_json, percent, say, table
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def _demo(
     keep: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Keep store, keys and policy in this new folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show the archive at work and check its promises.
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from evidence_archive.cli.options import Json
 from evidence_archive.cli.render import emit_json, say
 
 __all__ = ["register"]
@@ -33,7 +34,7 @@ def _new(
     path: Annotated[
         Path, typer.Argument(metavar="FILE", help="File to create; it must not exist yet.", show_default=False)
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Create a key file (mode 0600) with fresh random keys.
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from evidence_archive.cli.options import Json
 from evidence_archive.cli.render import counted, emit_json, say, table
 
 __all__ = ["register"]
@@ -12,7 +13,6 @@ __all__ = ["register"]
 CHECK_FAILED = 1
 
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="Policy file (TOML).", show_default=False)]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +34,7 @@ def _policy() -> None:
     """Check and explain policies."""
 
 
-def _check(file: _File, as_json: _Json = False) -> None:
+def _check(file: _File, as_json: Json = False) -> None:
     """Run the [[test]] entries of a policy; exit 1 when one fails."""
     from evidence_archive.access import may_restore
     from evidence_archive.policy import Policy
@@ -87,7 +87,7 @@ def _explain(
         ),
     ] = 0,
     text: Annotated[str | None, typer.Option(metavar="TEXT", help="Text of the result, for content rules.")] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Say what a policy decides for a result, and why."""
     from evidence_archive.model import Facts

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evidence_archive.cli.options import Json
 from evidence_archive.cli.render import counted, emit_json, note, percent, say, table
 from evidence_archive.cli.transcripts import Conversation, load, place_of
 from evidence_archive.errors import BatchRejectedError
@@ -339,7 +340,7 @@ def _replay(
         int, typer.Option(metavar="NUMBER", min=0, help="Archive results of more tokens than this.")
     ] = 500,
     batch_min: Annotated[int, typer.Option(metavar="NUMBER", min=1, help="Fewest results of a batch.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Measure archiving on recorded conversations.
 

@@ -15,7 +15,16 @@ from typing import Any
 
 import pytest
 from conftest import Desk
-from doubles import AWAY, UNANSWERED, UNCOMMITTED, UNWRITABLE, Characters, Flaky, policy_of
+from doubles import (
+    AWAY,
+    UNANSWERED,
+    UNCOMMITTED,
+    UNWRITABLE,
+    Characters,
+    Flaky,
+    policy_of,
+    registered_without_looking_again_under_the_lock,
+)
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
@@ -23,9 +32,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from evidence_archive import Archive, Principal, Session
 from evidence_archive.errors import BatchRejectedError, FormatError, NotAvailableError, StoreError
 from evidence_archive.keys import open_provider
-from evidence_archive.matching import Place
 from evidence_archive.model import Receipt, Restored, same_value
-from evidence_archive.records import Records
 from evidence_archive.store import open_store, sqlite
 from evidence_archive.store.sql import SqlWriter
 from evidence_archive.testing.faults import FaultyStore
@@ -850,28 +857,6 @@ def test_whatever_happens_in_whatever_order_however_long(pair: dict[str, Process
 
 
 # --- must-fail controls: broken cores that the machine finds within its budget -----------------------------------
-
-
-def registered_without_looking_again_under_the_lock(patch: pytest.MonkeyPatch) -> None:
-    def naive(self: Records, unknown: list[Place], wait_ms: int) -> None:
-        if not unknown:
-            return
-        new = []
-        with self.vault.store.writing(wait_ms, audited=False) as writer:
-            row = self.session_under_lock(writer)
-            row.version += 1
-            for place in unknown:
-                new.append(self._new_row(row, place, self._measured(place)))
-                row.next_number += 1
-            writer.insert_results(new)
-            writer.update_session(row)
-        for place, record in zip(unknown, new, strict=True):
-            self.timeline.give(place, record.number)
-        self.timeline.settle()
-        self.absorb(new)
-        self.row = row
-
-    patch.setattr(Records, "register", naive)
 
 
 def restored_without_asking_for_permission(patch: pytest.MonkeyPatch) -> None:
