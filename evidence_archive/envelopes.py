@@ -33,7 +33,7 @@ COLLECT_ROWS_MAX = 100
 COLLECT_FAILURES_MAX = 3
 """Intents whose objects cannot be deleted, after which a run of the collector stops."""
 
-_INTENDED, _STORED, _ABANDONED = "intended", "stored", "abandoned"
+_INTENDED, _STORED, _ABANDONED, _EMPTIED = "intended", "stored", "abandoned", "emptied"
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Collected:
 
     Args:
         abandoned: intents whose time was over; their objects were deleted, and are once more after a while.
-        forgotten: abandoned intents whose time was over once more; nothing is left of them.
+        forgotten: such intents whose time was over once more; nothing is left of them.
         tidied: what else was removed, such as half-written files of processes that were killed.
     """
 
@@ -280,8 +280,8 @@ class Envelopes:
         """Delete the objects of intents whose time is over; never anything a batch has named.
 
         An intent is abandoned in a transaction under the lock that batches commit under, so none can keep it any
-        more; its objects go after that. What a request that was given up still writes later goes when the intent's
-        time is over once more, and only then is the intent forgotten.
+        more; its objects go after that, and only where they went it counts as emptied. What a request that was given
+        up still writes later goes when the intent's time is over once more, and only then is the intent forgotten.
 
         Args:
             tidying: look for what unfinished puts left in the object store, too; that may list all of it.
@@ -294,37 +294,38 @@ class Envelopes:
 
         def abandon(writer: Writer) -> list[ObjectRow]:
             lapsed = writer.lapsed_objects(now_us, COLLECT_ROWS_MAX)
-            fresh = [row for row in lapsed if row.state == _INTENDED]
-            writer.update_objects([replace(row, state=_ABANDONED, expires_at_us=until_us) for row in fresh])
-            return lapsed
+            fenced = [replace(row, state=_ABANDONED) if row.state == _INTENDED else row for row in lapsed]
+            writer.update_objects([new for row, new in zip(lapsed, fenced, strict=True) if new is not row])
+            return fenced
 
         lapsed = self._vault.transact(abandon)
-        deleted: list[ObjectRow] = []
+        gone: list[ObjectRow] = []
         failed: list[ObjectRow] = []
         failure: StoreError | None = None
         for row in lapsed:
             try:
                 for part in range(-(-row.size_bytes // row.part_bytes)):
                     self._vault.objects.delete(_part_key(row, part))
-                deleted.append(row)
+                gone.append(row)
             except StoreError as error:
                 failed.append(row)
                 failure = failure or error
                 if len(failed) == COLLECT_FAILURES_MAX:
                     break
 
-        def forget(writer: Writer) -> int:
-            again, put_off = (
-                [row for row in rows if row.state == _ABANDONED and writer.object(row.original_id) == row]
-                for rows in (deleted, failed)
+        def settle(writer: Writer) -> tuple[int, int]:
+            here, put_off = (
+                [row for row in rows if writer.object(row.original_id) == row] for rows in (gone, failed)
             )
+            again = [row for row in here if row.state == _EMPTIED]
+            first = [replace(row, state=_EMPTIED, expires_at_us=until_us) for row in here if row.state == _ABANDONED]
             writer.delete_objects(again)
+            writer.update_objects(first)
             # Behind all others, so that what cannot be deleted is in nobody's way.
             writer.update_objects([replace(row, expires_at_us=until_us) for row in put_off])
-            return len(again)
+            return len(first), len(again)
 
-        forgotten = self._vault.transact(forget) if any(row.state == _ABANDONED for row in deleted + failed) else 0
-        abandoned = sum(row.state == _INTENDED for row in lapsed)
+        abandoned, forgotten = self._vault.transact(settle) if gone or failed else (0, 0)
         if lapsed:
             self._vault.log.info("evidence_archive.collected", abandoned=abandoned, forgotten=forgotten)
         if failure is not None:

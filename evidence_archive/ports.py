@@ -244,7 +244,8 @@ class ObjectRow:
     """The objects of one envelope that lies outside the database.
 
     Written before the first of them, as an intent (``state`` is ``intended``); the batch makes it ``stored``. An
-    intent whose time is over is ``abandoned``, for good: only then are its objects deleted.
+    intent whose time is over is ``abandoned``, for good: only then are its objects deleted, and where they went it is
+    ``emptied``.
     ``key`` names them: the first is ``key + ".00000"``. All but the last have ``part_bytes`` bytes.
     """
 

@@ -466,7 +466,7 @@ def test_objects_of_a_batch_that_was_given_up_are_collected_when_its_time_is_ove
     lapse(bench)
     assert bench.archive.collect(principal=OWNER).abandoned == 2
     assert bench.objects.held == {}
-    assert [state for state, _ in bench.rows()] == ["abandoned", "abandoned"]
+    assert [state for state, _ in bench.rows()] == ["emptied", "emptied"]
     lapse(bench)
     assert bench.archive.collect(principal=OWNER).forgotten == 2
     assert bench.rows() == []
@@ -487,6 +487,29 @@ def test_a_put_that_arrives_after_the_sweep_is_swept_once_more(bench: Bench) -> 
     bench.objects.held.update(late)
     lapse(bench)
     bench.archive.collect(principal=OWNER)
+    assert bench.objects.held == {}
+
+
+def test_a_run_without_the_object_store_uses_up_neither_deletion(bench: Bench) -> None:
+    late: dict[str, bytes] = {}
+
+    def swallow(key: str) -> None:
+        late.update({key: bench.objects.held[key]})
+        raise StoreUnavailableError("The object store did not answer: try again.")
+
+    bench.objects.after_put = swallow
+    with pytest.raises(BatchRejectedError):
+        bench.session.archive(ALL)
+    for _ in range(3):
+        lapse(bench)
+        with bench.opened(objects=None) as other, pytest.raises(StoreUnavailableError):
+            other.collect(principal=OWNER)
+    assert {state for state, _ in bench.rows()} == {"abandoned"}
+    lapse(bench)
+    assert bench.archive.collect(principal=OWNER).abandoned == 2
+    bench.objects.held.update(late)
+    lapse(bench)
+    assert bench.archive.collect(principal=OWNER).forgotten == 2
     assert bench.objects.held == {}
 
 

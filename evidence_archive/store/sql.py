@@ -156,7 +156,7 @@ _SELECT_LAPSED = _Statement(
     select(t.OBJECTS)
     .where(
         _O.org == bindparam("org"),
-        _O.state < bindparam("stored"),  # "abandoned" and "intended" are: a range of the index, which "not" is not
+        _O.state < bindparam("stored"),  # all others are: a range of the index, which "not" is not
         _O.expires_at_us <= bindparam("now_us"),
         # What a result names is kept, even where somebody put an older intent back with its seal.
         ~select(_R.original_id).where(_R.org == bindparam("org"), _R.original_id == _O.original_id).exists(),
