@@ -97,6 +97,16 @@ def test_a_second_sweep_in_the_same_org_has_sessions_of_its_own(make: Make) -> N
     assert list(one.first_use()) == []
 
 
+def test_the_long_wait_is_in_the_commit_of_the_batch_and_not_in_that_of_the_collector(sqlite_desk: Desk) -> None:
+    sqlite_desk.open().close()
+    opened = Configuration(sqlite_desk.url, str(sqlite_desk.keys)).open
+    one = Sweep(opened, probe=replace(PROBE, large_chars=1_200_000), kinds=["delay"], points="store.commit.before")
+    (held,) = [trial for trial in one.rehearse() if trial.kind == "held"]
+    assert one.run(held).violation is None
+    later = one.run(replace(held, number=held.number + 1))
+    assert later.violation == "While the commit was held, another process saw a new view."
+
+
 # --- what cannot be swept ---------------------------------------------------------------------------------------
 
 

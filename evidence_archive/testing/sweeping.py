@@ -238,9 +238,11 @@ class Sweep:
             for at, passing in enumerate(plan.passings)
             if fnmatchcase(passing.point, self._points)
         ]
-        held = [one for one in trials if (one.operation, one.point) == ("archive", "store.commit.before")]
-        if "delay" in self.kinds and held:
-            trials.append(Trial(held[-1].operation, held[-1].point, held[-1].number, HELD))
+        points = [passing.point for passing in plan.passings]
+        if "delay" in self.kinds and fnmatchcase("store.commit.before", self._points):
+            # The batch's own commit: after it the collector of large originals may commit too.
+            held = plan.passings[points.index("store.commit.before", points.index("store.insert_batch.after"))]
+            trials.append(Trial("archive", held.point, held.number, HELD))
         if not trials:
             raise MisuseError(f"The conversation meets no point {self._points!r}: nothing would be checked.")
         return tuple(trials)
