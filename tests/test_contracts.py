@@ -4,6 +4,7 @@ import os
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from evidence_archive.errors import MisuseError
 from evidence_archive.keys import EnvironmentKeys, FileKeys, new_keys
 from evidence_archive.ports import KeyProvider, Store
 from evidence_archive.store import open_store, rows
-from evidence_archive.store.sql import SqlOrgStore, SqlStore, SqlWriter
+from evidence_archive.store.sql import _OBJECT, _SESSION, SqlOrgStore, SqlReader, SqlStore, SqlWriter
 from evidence_archive.testing import KeyProviderContract, StoreContract
 
 pytest_plugins = ["pytester"]
@@ -206,6 +207,41 @@ def test_a_backend_that_keeps_its_promises_fails_nothing(pytester: pytest.Pytest
 )
 def test_a_naive_store_fails_its_contract(pytester: pytest.Pytester, made: str, broken: set[str]) -> None:
     assert failures(pytester, "SqliteContract", made, among=broken) == broken
+
+
+def all_that_is_over(self: SqlReader, now_us: int, _count: int) -> list[Any]:
+    rows = [self.object(b"%d" % number * 16) for number in range(1, 9)]
+    return [row for row in rows if row is not None and row.expires_at_us <= now_us]
+
+
+def lenient(self: SqlWriter, rows: Any) -> None:
+    self._update(_OBJECT, [row for row in rows if self.object(row.original_id)])
+
+
+def losing(self: SqlWriter, session: Any) -> None:
+    self._update(_SESSION, [replace(session, version=min(session.version, 9))])
+
+
+@pytest.mark.parametrize(
+    ("cls", "method", "naive", "broken"),
+    [
+        (
+            SqlReader,
+            "lapsed_objects",
+            all_that_is_over,
+            "only_what_is_over_and_named_by_nothing_lapses_the_oldest_first",
+        ),
+        (SqlWriter, "update_objects", lambda self, rows: None, "an_intent_becomes_a_place_and_comes_back_equal"),
+        (SqlWriter, "update_objects", lenient, "a_change_of_objects_of_which_one_is_not_there_is_refused"),
+        (SqlWriter, "update_session", losing, "no_update_of_a_session_is_lost_between_writers"),
+    ],
+    ids=["all lapse", "deaf", "lenient", "losing"],
+)
+def test_a_store_that_is_careless_with_objects_or_sessions_fails_its_contract(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, cls: Any, method: str, naive: Any, broken: str
+) -> None:
+    monkeypatch.setattr(cls, method, naive)
+    assert failures(pytester, "SqliteContract", "sqlite(SqlStore, folder)", among=[broken]) == {broken}
 
 
 def test_a_store_that_skips_seals_fails_its_contract(

@@ -19,6 +19,7 @@ from evidence_archive.errors import (
 )
 from evidence_archive.ports import (
     BatchRow,
+    ObjectRow,
     OrgRow,
     OrgStore,
     Reader,
@@ -350,6 +351,62 @@ class StoreContract:
         assert at_once(append) == []
         assert len(log_of(org)) == 1 + 8 * 8
 
+    def test_no_update_of_a_session_is_lost_between_writers(self, filled: OrgStore) -> None:
+        """A writer has its session for itself from where it reads it, whether or not it locked the log too."""
+
+        def count(number: int) -> None:
+            for at in range(8):
+                with filled.writing(QUEUE_WAIT_MS, audited=(number + at) % 2 == 0) as writer:
+                    row = writer.session("case")
+                    assert row is not None
+                    writer.update_session(replace(row, version=row.version + 1))
+
+        assert at_once(count) == []
+        with filled.reading(WAIT_MS) as reader:
+            row = reader.session("case")
+        assert row is not None
+        assert row.version == session_row().version + 8 * 8
+
+    # --- large originals -----------------------------------------------------------------------------------------
+
+    def test_an_intent_becomes_a_place_and_comes_back_equal(self, org: OrgStore) -> None:
+        """Each of the rows that are named changes or goes, and no other."""
+        one, two, place = object_row(1), object_row(2), object_row(1, state="stored")
+        with org.writing(WAIT_MS, audited=False) as writer:
+            writer.insert_objects([one, two])
+            assert writer.object(one.original_id) == one
+        with org.writing(WAIT_MS, audited=True) as writer:
+            writer.update_objects([place])
+        assert objects_of(org) == [place, two, None]
+        with org.writing(WAIT_MS, audited=True) as writer:
+            writer.delete_objects([two])
+        assert objects_of(org) == [place, None, None]
+
+    @pytest.mark.parametrize("change", ["update_objects", "delete_objects"])
+    def test_a_change_of_objects_of_which_one_is_not_there_is_refused(self, org: OrgStore, change: str) -> None:
+        """What another one collected is not committed."""
+        with org.writing(WAIT_MS, audited=False) as writer:
+            writer.insert_objects([object_row(1)])
+        with pytest.raises(StoreError), org.writing(WAIT_MS, audited=True) as writer:
+            getattr(writer, change)([object_row(1, state="stored"), object_row(2)])
+        assert objects_of(org) == [object_row(1), None, None]
+
+    def test_only_what_is_over_and_named_by_nothing_lapses_the_oldest_first(self, filled: OrgStore) -> None:
+        """What lapses is deleted: nothing that is stored, nothing a result names, nothing before its time."""
+        rows = [
+            object_row(1, expires_at_us=1),  # a result names it
+            object_row(3, expires_at_us=2, state="stored"),
+            object_row(4, expires_at_us=9),
+            object_row(5, expires_at_us=5, state="abandoned"),
+            object_row(6, expires_at_us=10),
+        ]
+        with filled.writing(WAIT_MS, audited=False) as writer:
+            writer.insert_objects(rows)
+        with filled.reading(WAIT_MS) as reader:
+            assert reader.lapsed_objects(9, 10) == [rows[3], rows[2]]
+            assert reader.lapsed_objects(9, 1) == [rows[3]]
+            assert reader.lapsed_objects(8, 10) == [rows[3]]
+
     # --- others at the same time --------------------------------------------------------------------------------
 
     def test_a_reader_sees_one_moment_while_others_write(self, org: OrgStore) -> None:
@@ -512,6 +569,17 @@ def session_row() -> SessionRow:
 def result_row(number: int, **named: Any) -> ResultRow:
     """A result; every field that may be left out is."""
     return row_of(ResultRow, **{"scope_id": SCOPE, "number": number, "version": 1, **named})
+
+
+def object_row(number: int, **named: Any) -> ObjectRow:
+    """An intent for the original of this number."""
+    return row_of(ObjectRow, **{"original_id": b"%d" % number * 16, "state": "intended", **named})
+
+
+def objects_of(org: OrgStore) -> list[ObjectRow | None]:
+    """The rows of the objects of three originals."""
+    with org.reading(WAIT_MS) as reader:
+        return [reader.object(b"%d" % number * 16) for number in (1, 2, 3)]
 
 
 BATCH = row_of(BatchRow, scope_id=SCOPE, batch_id=b"b" * 16, request_tag=b"r" * 32, idempotency_key="key")
