@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from evidence_archive import BatchRejectedError, FormatError, NotAvailableError, Policy, Principal
 from evidence_archive.archiving import COMMIT_TRIES_MAX
+from evidence_archive.errors import StoreBusyError
 from evidence_archive.testing import FrozenClock
 
 LONG = "2026-11-30 worker 7: nothing to report\n" * 40
@@ -349,6 +350,16 @@ def test_a_batch_that_is_there_but_cannot_be_made_sure_of_is_neither_acknowledge
     assert refused.value.reason == "unknown"
     archive.flaky.plan.clear()
     assert session.archive([("r1", "n")], idempotency_key="k").replayed
+
+
+def test_what_was_rolled_back_for_sure_is_never_unknown_even_where_nobody_can_look(archive, session, talk):
+    read(session, talk, LONG)
+    plan = archive.flaky.plan
+    plan.run("store.commit.before", lambda: plan.error("store.writing.begin"))
+    plan.error("store.commit.before", StoreBusyError("Locked: try again."), times=1)
+    with pytest.raises(BatchRejectedError) as refused:
+        session.archive([("r1", "n")])
+    assert refused.value.reason == "store_unavailable"
 
 
 def test_a_receipt_is_given_once_more_only_after_a_commit_behind_its_batch(archive, desk, owner, session, talk):
