@@ -796,6 +796,16 @@ def test_a_repeated_put_syncs_what_another_writer_may_not_have_synced(tmp_path: 
     assert "R" in calls
 
 
+def test_a_delete_is_durable_when_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = DirectoryObjects(tmp_path / "objects", create=True)
+    store.put(KEY, b"sealed")
+    seen: list[bool] = []
+    file, sync = tmp_path / "objects" / KEY, directory._sync
+    monkeypatch.setattr(directory, "_sync", lambda target: (sync(target), seen.append(file.exists())))
+    store.delete(KEY)
+    assert seen[-1:] == [False]
+
+
 @pytest.mark.parametrize("order", ["wLFD", "wFL", "FwLD", "wFDL", "wLD", "LwFD", "wFLwD"])
 def test_an_order_that_a_power_cut_could_tear_would_be_caught(order: str):
     assert trace_is_safe(list(order)) == order
