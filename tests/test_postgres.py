@@ -138,6 +138,22 @@ def test_a_statement_without_where_meets_rows_of_its_own_org_only(two_orgs: Desk
     assert two_orgs.saved() == before
 
 
+@pytest.mark.parametrize("kind", ["peeking", "reading", "writing"])
+def test_no_setting_of_a_transaction_stays_on_its_connection(engine: PostgresEngine, kind: str) -> None:
+    names = ("evidence_archive.org", "lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+    with getattr(engine, kind)(WAIT_MS, "north-clinic") as connection:
+        driver: Any = connection.driver_connection
+        server = driver.info.backend_pid
+    again: Any = engine.engine.raw_connection()
+    try:
+        driver = again.driver_connection
+        assert driver.info.backend_pid == server
+        left = [driver.execute(f"SELECT current_setting('{name}', true)").fetchone()[0] for name in names]
+    finally:
+        again.close()
+    assert left == ["", "0", "0", "0"]
+
+
 def test_a_row_of_another_org_can_be_neither_written_nor_moved(two_orgs: Desk) -> None:
     for statement in (
         "INSERT INTO originals VALUES ('south-clinic', 'x', 'y')",
