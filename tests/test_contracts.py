@@ -2,13 +2,15 @@
 
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from postgres_server import Server, raw
+from sqlalchemy import URL
 
 from evidence_archive.errors import MisuseError
 from evidence_archive.keys import EnvironmentKeys, FileKeys, new_keys
@@ -47,6 +49,29 @@ class SqliteContract(StoreContract):
 
 class TestSqliteStore(SqliteContract):
     pass
+
+
+class TestPostgresqlStore(StoreContract):
+    """The store that ships, over PostgreSQL: each folder has a database of its own."""
+
+    @pytest.fixture(autouse=True)
+    def _databases(self, postgres: Server, migrated_url: URL) -> Iterator[None]:
+        self.server, self.template, self.urls = postgres, migrated_url, dict[Path, URL]()
+        yield
+        for url in self.urls.values():
+            postgres.drop(url.database)
+
+    def make(self, folder: Path) -> Store:
+        self.urls[folder] = self.server.database(str(self.template.username), template=str(self.template.database))
+        return self.reopen(folder)
+
+    def reopen(self, folder: Path) -> Store:
+        return open_store(self.urls[folder].render_as_string(hide_password=False))
+
+    def alter(self, folder: Path, kind: str) -> bool:
+        with closing(raw(self.server.admin.set(database=self.urls[folder].database))) as straight:
+            assert straight.execute(ALTERED[kind]).rowcount >= 1
+        return True
 
 
 class TestFileKeys(KeyProviderContract):
@@ -177,7 +202,8 @@ def failures(pytester: pytest.Pytester, contract: str, made: str, *, among: Iter
                 f"class TestIt({contract}):",
                 f"    def make(self, folder): return {made}",
                 f"    def reopen(self, folder): return {made}",
-                "for name in ('TestSqliteStore', 'TestFileKeys', 'TestEnvironmentKeys'): globals().pop(name)",
+                "ours = [name for name in globals() if name.startswith('Test') and name != 'TestIt']",
+                "for name in ours: globals().pop(name)",
             ]
         )
     )
