@@ -4,13 +4,25 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from evidence_archive.notes import clean
 
-__all__ = ["chart", "counted", "emit_json", "note", "one_line", "percent", "plain", "say", "table", "width_columns"]
+__all__ = [
+    "chart",
+    "counted",
+    "emit_json",
+    "note",
+    "one_line",
+    "percent",
+    "plain",
+    "say",
+    "table",
+    "table_rows",
+    "width_columns",
+]
 
 CHART_ROWS = 10
 CHART_COLUMNS_MAX = 32
@@ -91,26 +103,45 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]], *,
     """
     from rich.cells import cell_len
 
-    cells = [[_cell(value) for value in row] for row in rows]
+    listed = list(rows)
+    cells = [[_cell(value) for value in row] for row in listed]
     widths = [max(map(cell_len, column)) for column in zip(heads, *cells, strict=True)]
-    available = width_columns()
     if title:
         say(title)
+    show = table_rows(heads, widths, numbers=numbers)
+    for row in listed:
+        show(row)
+    say("")
+
+
+def table_rows(
+    heads: Sequence[str], widths: Sequence[int], *, numbers: Iterable[int] = ()
+) -> Callable[[Sequence[object]], None]:
+    """Print the head of a table whose rows come later, and get what prints a row, laid out as by :func:`table`.
+
+    Args:
+        heads, numbers: as for :func:`table`.
+        widths: of the columns, in cells of the terminal; a cell that is wider moves what follows it.
+    """
+    from rich.cells import cell_len
+
+    available, right = width_columns(), set(numbers)
     if available is not None and sum(widths) + 2 * (len(widths) - 1) > available:
-        for row in cells:
-            say(*_block(heads, row, available))
-        say("")
-        return
-    right = set(numbers)
-    top = [list(heads), ["-" * width for width in widths]] if any(heads) else []
-    for row in [*top, *cells]:
-        blanks = [" " * (width - cell_len(cell)) for width, cell in zip(widths, row, strict=True)]
+        return lambda row: say(*_block(heads, [_cell(value) for value in row], available))
+
+    def show(row: Sequence[object]) -> None:
+        cells = [_cell(value) for value in row]
+        blanks = [" " * (width - cell_len(cell)) for width, cell in zip(widths, cells, strict=True)]
         padded = [
             blank + cell if at in right else cell + blank
-            for at, (blank, cell) in enumerate(zip(blanks, row, strict=True))
+            for at, (blank, cell) in enumerate(zip(blanks, cells, strict=True))
         ]
         print("  ".join(padded).rstrip())
-    say("")
+
+    if any(heads):
+        show(heads)
+        show(["-" * width for width in widths])
+    return show
 
 
 def _cell(value: object) -> str:
