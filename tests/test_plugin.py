@@ -127,6 +127,10 @@ def test_a_mark_with_an_argument_that_does_not_exist_is_an_error_and_not_ignored
         f"@pytest.mark.evidence_archive({mark})\ndef test_it(evidence_archive):\n    assert evidence_archive",
     )
     result.assert_outcomes(errors=1)
+    said = "The marker evidence_archive takes url, keys, policy and objects, each by its name."
+    assert [line for line in result.stdout.lines if line == said] == [said]
+    assert "Traceback" not in result.stdout.str()
+    assert "TypeError" not in result.stdout.str()
 
 
 def test_the_marker_is_listed_and_no_option_was_added(pytester: pytest.Pytester) -> None:

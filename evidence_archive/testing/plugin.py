@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["pytest_configure"]
 
 MARKER = "evidence_archive"
+ARGUMENTS = {"url", "keys", "policy", "objects"}
 
 for _contract in ("store_contract", "key_contract", "object_contract"):
     if f"evidence_archive.testing.{_contract}" not in sys.modules:
@@ -66,7 +67,9 @@ def _evidence_archive(
 
     marker = request.node.get_closest_marker(MARKER)
     given: dict[str, Any] = {} if marker is None else dict(marker.kwargs)
-    with faulted(_opened(tmp_path, *(() if marker is None else marker.args), **given), evidence_faults) as archive:
+    if marker is not None and (marker.args or not given.keys() <= ARGUMENTS):
+        pytest.fail(f"The marker {MARKER} takes url, keys, policy and objects, each by its name.", pytrace=False)
+    with faulted(_opened(tmp_path, **given), evidence_faults) as archive:
         yield archive
 
 
