@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from evidence_archive import Archive, Principal
 from evidence_archive.cli import main
 from evidence_archive.testing.crashing import Configuration
 from evidence_archive.testing.faults import FaultPlan
+from evidence_archive.testing.sweeping import Outcome, Sweep, Trial
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -63,7 +65,7 @@ def test_the_table_has_a_line_for_every_fault_and_the_end_says_what_counts(
     assert f"{len(table)} faults at 2 points in " in lines[-2]
     assert lines[-2].endswith("; 0 violations.")
     assert lines[-1].startswith("The org faults-here stays in the store: ")
-    assert "faults to meet; this takes about" in err
+    assert f"{len(table)} faults to meet; the rest takes about" in err
     with desk.open() as archive:
         size = archive.audit(principal=Principal("faults-here", "auditor")).size
     assert f"{size:,} audit entries" in lines[-1]
@@ -114,6 +116,56 @@ def test_a_single_violation_is_exit_1_and_is_told_in_words(
     assert lines[-3].startswith("VIOLATION  archive, store.insert_originals.before 1, error: ")
     assert "An archived original does not come back equal." in lines[-3]
     assert lines[-2].endswith("; 1 violation.")
+
+
+def test_the_announced_count_holds_the_faults_of_the_first_use(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--points", "store.create_org.*", "--kinds", "error"]) == 2  # met in no conversation
+    capsys.readouterr()
+    assert main([*words, "--points", "keys.wrap", "--kinds", "error"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    first = [line for line in lines if line.startswith("first use ")]
+    assert first
+    assert f"{lines[-2].split()[0]} faults to meet, {len(first)} of them met while the org was made;" in err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_interrupted_sweep_keeps_what_it_found(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    run, ran = Sweep.run, list[Trial]()
+
+    def interrupted(sweep: Sweep, trial: Trial) -> Outcome:
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        ran.append(trial)
+        outcome = run(sweep, trial)
+        lines = capsys.readouterr().out.splitlines()
+        assert as_json or len(lines) == (0 if len(ran) == 1 else 3)  # the first is out before the second is met
+        return replace(outcome, violations=("It is not so.",)) if len(ran) == 1 else outcome
+
+    monkeypatch.setattr(Sweep, "run", interrupted)
+    only = ["--points", "store.insert_batch.*", "--kinds", "error,outage", "--org", "faults-here"]
+    assert main([*words, *only, *(["--json"] if as_json else [])]) == 130
+    out, err = capsys.readouterr()
+    if as_json:
+        assert json.loads(out)["error"]["exit_code"] == 130
+    found = [" ".join(line.split()) for line in (err if as_json else out).splitlines()]
+    assert "VIOLATION archive, store.insert_batch.before 1, error: It is not so." in found
+    assert "2 of 4 faults tried; 1 violation so far." in found
+    assert "The org faults-here stays in the store." in found
+
+
+def test_what_given_up_batches_leave_in_the_objects_is_counted(
+    sqlite_desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sqlite_desk.open().close()
+    words = ["faults", "--url", sqlite_desk.url, "--keys", str(sqlite_desk.keys), "--org", "faults-here"]
+    assert main([*words, "--points", "store.insert_originals.before", "--kinds", "error"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith(", 3 batches, 3 objects, 1 intents.")
 
 
 def test_on_a_terminal_a_bar_shows_how_far_it_is(
@@ -184,6 +236,7 @@ def test_the_help_has_an_example_and_says_what_the_exit_codes_mean(capsys: pytes
     out = " ".join(capsys.readouterr().out.split())
     assert "Example: evidence-archive faults --url" in out
     assert "Exit 1 when that fails once, 2 when it could not run." in out
+    assert "'evidence-archive audit' on an org of yours" in out
     assert "..." not in out
 
 

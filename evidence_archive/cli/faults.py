@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evidence_archive.cli.options import Json, Keys, Objects, PolicyFile, Roles, Url
-from evidence_archive.cli.render import counted, emit_json, note, say, table
+from evidence_archive.cli.render import counted, emit_json, note, say, table_rows
 from evidence_archive.errors import EvidenceArchiveError, MisuseError, NotAvailableError
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ LARGE_CHARS = 1_200_000
 
 SECONDS_PER_CRASH = 1.0
 """About how long a process takes to start and to die."""
+
+_HEADS = ("operation", "point", "n-th", "fault", "told", "outcome", "next view", "restored equal", "verdict")
+_WIDTHS = (15, 0, 4, 22, 27, 7, 9, 14, 9)
+"""Of what the columns hold as a rule, since lines are printed before all are known; 0 is that of the points."""
 
 _EXAMPLE = "--url sqlite:///evidence.db --keys evidence.keys --policy policies/default.toml"
 
@@ -70,7 +74,8 @@ def _faults(
     In a new org that nothing else uses: an error once, an outage that lasts, a wait, and a process killed by SIGKILL,
     at each point where an archive meets its store, its objects or its keys. After each an archive opened anew looks:
     all of the batch is there or nothing, every original comes back equal, the audit log holds, what was told is true.
-    Exit 1 when that fails once, 2 when it could not run. Nothing of your own orgs is read or written.
+    Exit 1 when that fails once, 2 when it could not run. Nothing of your own orgs is read or written, so
+    nothing shows whether the keys are theirs: 'evidence-archive audit' on an org of yours does.
     """
     from evidence_archive.model import Principal
     from evidence_archive.testing.crashing import Configuration
@@ -86,7 +91,8 @@ def _faults(
             objects,
         )
         principal = Principal(org or f"faults-{secrets.token_hex(4)}", SUBJECT, role or ())
-        report = _swept(configuration, principal, tool, named, points, shown=not as_json)
+        report = _Report(principal.org, shown=not as_json)
+        _sweep(report, configuration, principal, tool=tool, kinds=named, points=points)
     except EvidenceArchiveError as error:
         vars(error)["exit_code"] = COULD_NOT_RUN  # whatever it is: nothing is said about the configuration
         raise
@@ -99,25 +105,54 @@ def _faults(
 
 
 class _Report:
-    """What a sweep found.
+    """What a sweep has found so far.
 
     Args:
-        org: where it took place.
-        tool: whose results the probe's seem to be.
-        outcomes: one per trial.
-        left: rows left in the store, by kind.
-        seconds: how long it took.
+        org: where it takes place.
+        shown: whether each outcome is printed as it comes.
     """
 
-    def __init__(
-        self, org: str, tool: str, outcomes: Sequence["Outcome"], left: dict[str, int], seconds: float
-    ) -> None:
+    def __init__(self, org: str, *, shown: bool) -> None:
         self.org = org
-        self.tool = tool
-        self.outcomes = outcomes
-        self.left = left
-        self.seconds = seconds
-        self.violations = [outcome for outcome in outcomes if not outcome.ok]
+        self.shown = shown
+        self.tool = ""
+        self.outcomes: list[Outcome] = []
+        self.planned: int | None = None
+        self.left: dict[str, int] = {}
+        self.seconds = 0.0
+        self._show: Callable[[Sequence[object]], None] | None = None
+
+    @property
+    def violations(self) -> "list[Outcome]":
+        """What must not be."""
+        return [outcome for outcome in self.outcomes if not outcome.ok]
+
+    def add(self, outcome: "Outcome") -> None:
+        """One more outcome; its line is out when this returns."""
+        self.outcomes.append(outcome)
+        if not self.shown:
+            return
+        if self._show is None:
+            from evidence_archive.testing.faults import FAULT_POINTS
+
+            longest = max(len(point.name) for point in FAULT_POINTS)
+            widths = [width or longest for width in _WIDTHS]
+            self._show = table_rows(_HEADS, widths, numbers=[2])
+        trial = outcome.trial
+        self._show(
+            (
+                trial.operation,
+                trial.point,
+                trial.number,
+                trial.fault,
+                outcome.told,
+                outcome.state,
+                outcome.next_view,
+                {True: "yes", False: "NO", None: "-"}[outcome.restored_equal],
+                "ok" if outcome.ok else "VIOLATION",
+            )
+        )
+        sys.stdout.flush()
 
     def document(self) -> dict[str, Any]:
         """The report for programs."""
@@ -147,29 +182,12 @@ class _Report:
         }
 
     def show(self) -> None:
-        """The report for people: everything that was tried, and at the end what matters most."""
-        rows = [
-            (
-                outcome.trial.operation,
-                outcome.trial.point,
-                outcome.trial.number,
-                outcome.trial.fault,
-                outcome.told,
-                outcome.state,
-                outcome.next_view,
-                {True: "yes", False: "NO", None: "-"}[outcome.restored_equal],
-                "ok" if outcome.ok else "VIOLATION",
-            )
-            for outcome in self.outcomes
-        ]
-        heads = ("operation", "point", "n-th", "fault", "told", "outcome", "next view", "restored equal", "verdict")
-        table("", heads, rows, numbers=[2])
-        for outcome in self.violations:
-            trial = outcome.trial
-            say(f"VIOLATION  {trial.operation}, {trial.point} {trial.number}, {trial.fault}: {outcome.violation}")
+        """The end of the report for people: what matters most."""
+        say("", *self._violated())
         whole = sum(outcome.state == "all" for outcome in self.outcomes)
+        points = {outcome.trial.point for outcome in self.outcomes}
         say(
-            f"{counted(len(self.outcomes), 'fault')} at {counted(len({row[1] for row in rows}), 'point')} "
+            f"{counted(len(self.outcomes), 'fault')} at {counted(len(points), 'point')} "
             f"in {self.seconds:.0f} s: all of it after {whole}, nothing after "
             f"{sum(outcome.state == 'nothing' for outcome in self.outcomes)}; "
             f"{counted(len(self.violations), 'violation')}.",
@@ -177,16 +195,33 @@ class _Report:
             f"{', '.join(f'{count:,} {kind}' for kind, count in self.left.items())}.",
         )
 
+    def show_interrupted(self) -> None:
+        """What was found until somebody interrupted; beside the document for programs on stderr."""
+        tell = say if self.shown else note
+        if self._show is not None:
+            say("")
+        known = "" if self.planned is None else f" of {self.planned:,}"
+        tell(
+            *self._violated(),
+            f"{len(self.outcomes):,}{known} faults tried; {counted(len(self.violations), 'violation')} so far.",
+            f"The org {self.org} stays in the store.",
+        )
 
-def _swept(
+    def _violated(self) -> Iterator[str]:
+        for outcome in self.violations:
+            trial = outcome.trial
+            yield f"VIOLATION  {trial.operation}, {trial.point} {trial.number}, {trial.fault}: {outcome.violation}"
+
+
+def _sweep(
+    report: _Report,
     configuration: "Configuration",
     principal: "Principal",
+    *,
     tool: str | None,
     kinds: Sequence[str],
     points: str,
-    *,
-    shown: bool,
-) -> _Report:
+) -> None:
     from contextlib import closing
 
     from evidence_archive.testing.conversing import Probe, tool_allowed_by
@@ -198,33 +233,40 @@ def _swept(
         _refuse_used(archive, principal)
         tools = _candidates(archive.policy) if tool is None else [tool]
         keeps_objects = getattr(archive._around, "objects", None) is not None
-        probe = Probe(
-            principal, tool_allowed_by(archive.policy, principal, tools), LARGE_CHARS if keeps_objects else 0
-        )
+        report.tool = tool_allowed_by(archive.policy, principal, tools)
+    probe = Probe(principal, report.tool, LARGE_CHARS if keeps_objects else 0)
     began = monotonic()
-    with Crashing(configuration, probe) as killed:
-        sweep = Sweep(configuration.open, probe=probe, kinds=kinds, points=points, killed=killed)
-        outcomes = _outcomes(sweep, keeps_objects=keeps_objects and points == "*", shown=shown)
-        return _Report(principal.org, probe.tool, outcomes, sweep.left_behind(), monotonic() - began)
+    try:
+        with Crashing(configuration, probe) as killed:
+            sweep = Sweep(configuration.open, probe=probe, kinds=kinds, points=points, killed=killed)
+            _try_all(report, sweep, keeps_objects=keeps_objects and points == "*")
+            report.left = sweep.left_behind()
+    except KeyboardInterrupt:
+        report.show_interrupted()
+        raise
+    report.seconds = monotonic() - began
 
 
-def _outcomes(sweep: "Sweep", *, keeps_objects: bool, shown: bool) -> "list[Outcome]":
-    outcomes = list(sweep.first_use())
+def _try_all(report: _Report, sweep: "Sweep", *, keeps_objects: bool) -> None:
+    for outcome in sweep.first_use():
+        report.add(outcome)
     began = monotonic()
     trials = sweep.rehearse()
     if keeps_objects and not any(trial.point.startswith("objects.") for trial in trials):
         raise MisuseError(
             "No original of the probe went to the objects: check what the policy keeps in the database."
         )
+    met = len(report.outcomes)
+    report.planned = met + len(trials)
     crashes = sum(trial.kind == "crash" for trial in trials)
     seconds = len(trials) * (monotonic() - began) + crashes * SECONDS_PER_CRASH
-    if shown:
-        note(f"{counted(len(trials), 'fault')} to meet; this takes about {_time(seconds)}.")
-    with _progress(len(trials), shown=shown and sys.stderr.isatty()) as advance:
+    if report.shown:
+        before = f", {met:,} of them met while the org was made" if met else ""
+        note(f"{counted(report.planned, 'fault')} to meet{before}; the rest takes about {_time(seconds)}.")
+    with _progress(len(trials), shown=report.shown and sys.stderr.isatty() and not sys.stdout.isatty()) as advance:
         for trial in trials:
-            outcomes.append(sweep.run(trial))
+            report.add(sweep.run(trial))
             advance(f"{trial.operation}: {trial.point} {trial.fault}")
-    return outcomes
 
 
 def _time(seconds: float) -> str:
@@ -240,7 +282,7 @@ def _progress(total: int, *, shown: bool) -> Iterator[Callable[[str], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
         task = progress.add_task("", total=total)
         yield lambda words: progress.update(task, advance=1, description=words)
 

@@ -46,6 +46,11 @@ DELAY_MS = 50
 
 NOT_KILLED = "The process was not killed at the point: it was never met."
 
+_ALWAYS_US = 2**62
+"""A time when every intent is over."""
+
+_ALL = 2**31 - 1
+
 UNKNOWN = "unknown"
 """The reason of a rejection that cannot say whether the batch was archived."""
 
@@ -277,7 +282,10 @@ class Sweep:
         return self._looked(trial, session_id, told, violations)
 
     def left_behind(self) -> dict[str, int]:
-        """What this sweep has left in the store, by kind of row; nothing of it is ever deleted.
+        """What this sweep has left in the store and its objects, by kind.
+
+        ``objects`` are of archived originals and stay, as all rows do. ``intents`` are those of batches that were
+        given up; when their hours are over, the collector deletes them with the objects that they may have left.
 
         Raises:
             EvidenceArchiveError: keys or store are not as they should be.
@@ -298,6 +306,9 @@ class Sweep:
                         counts["results"] += len(results)
                         counts["originals"] += sum(one.original_id is not None for one in results)
                         counts["batches"] += row.batches
+                        places = [reader.object(one.original_id) for one in results if one.original_id is not None]
+                        counts["objects"] += sum(-(-one.size_bytes // one.part_bytes) for one in places if one)
+                counts["intents"] = len(reader.lapsed_objects(_ALWAYS_US, _ALL))
         return dict(counts)
 
     def _conversed(self, trial: Trial, session_id: str) -> tuple[list[Told], list[str]]:
