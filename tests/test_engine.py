@@ -4,6 +4,7 @@ Each fault is made under an open archive. What was acknowledged is still there a
 again, and the same objects go on without a restart.
 """
 
+import errno
 import gc
 import os
 import shutil
@@ -829,3 +830,21 @@ def test_no_new_file_is_made_beside_the_log_of_one_that_is_gone(tmp_path: Path, 
     assert left.read_bytes() == b"what was acknowledged last"
     left.write_bytes(b"")
     open_store(f"sqlite:///{path}").close()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_file_that_may_not_be_written_is_not_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = tmp_path / "evidence.db"
+    path.write_bytes(b"SQLite format 3\0")
+
+    def refuse(*_: Any) -> int:
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr("evidence_archive.store.sqlite.os.open", refuse)
+    with pytest.raises(StoreUnavailableError, match="read-only here: check the file's and the folder's permissions"):
+        open_store(f"sqlite:///{path}")
+    path.unlink()
+    with pytest.raises(StoreUnavailableError, match="cannot be created"):
+        open_store(f"sqlite:///{path}")

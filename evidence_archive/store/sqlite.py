@@ -5,6 +5,7 @@ WAL mode with several connections (fixed in 3.51.3, 3.50.7 and 3.44.6; https://s
 older ones run TRUNCATE with synchronous=EXTRA. Every PRAGMA is read back.
 """
 
+import errno
 import os
 import sqlite3
 import threading
@@ -23,6 +24,7 @@ from evidence_archive.store.engine import POOL_CONNECTIONS_MAX, SqlEngine
 
 __all__ = ["SqliteEngine", "journal_rules", "translated"]
 
+_NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _SAYS = {
     sqlite3.SQLITE_FULL: "The disk or the database is full: free space and try again; nothing was half written.",
@@ -111,7 +113,7 @@ class SqliteEngine(SqlEngine):
         self.journal_mode, self.synchronous = journal_rules(sqlite3.sqlite_version_info)
         if create:
             self._make_file()
-        elif not os.path.exists(self.path):  # Path.exists raises for a name too long
+        elif not self._holds_anything():
             raise StoreUnavailableError(
                 "There is no database at this URL: check the path, or let a program create it."
             )
@@ -127,6 +129,13 @@ class SqliteEngine(SqlEngine):
         event.listen(self.engine, "connect", self._on_connect)
         event.listen(self.engine, "checkout", self._on_checkout)
 
+    def _holds_anything(self) -> bool:
+        """Whether there is a file that is more than a name: SQLite would take an empty one for a new database."""
+        try:
+            return self.path.stat().st_size > 0
+        except OSError:
+            return False
+
     def _make_file(self) -> None:
         if not os.path.exists(self.path):  # Path.exists raises for a name too long
             for log in (f"{self.path}-wal", f"{self.path}-journal"):
@@ -141,6 +150,8 @@ class SqliteEngine(SqlEngine):
                 # A log whose database has no durable name would look, after a power cut, like that of one removed.
                 _sync_folder(self.path.parent)
         except OSError as error:
+            if error.errno in _NOT_WRITABLE and os.path.exists(self.path):
+                raise StoreUnavailableError(_SAYS[sqlite3.SQLITE_READONLY]) from error
             raise StoreUnavailableError(
                 "The database file cannot be created: check that the folder exists and can be written."
             ) from error
