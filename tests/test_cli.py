@@ -15,6 +15,7 @@ import typer
 
 from evidence_archive import Archive, Principal
 from evidence_archive.cli import main, render
+from evidence_archive.errors import StoreUnavailableError
 from evidence_archive.keys import new_keys
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -180,6 +181,15 @@ def test_what_nobody_expected_is_one_sentence_without_evidence(error, code, word
     err = failed(capsys, code, main(["policy", "check", "x"]))
     assert words in err
     assert "evidence" not in err.replace("evidence-archive", "")
+
+
+def test_where_a_sentence_names_the_argument_the_command_line_names_its_option(monkeypatch, capsys):
+    said = "Here: open the archive with objects=."
+    monkeypatch.setattr("evidence_archive.policy.Policy.load", broken(StoreUnavailableError(said)))
+    assert (
+        failed(capsys, StoreUnavailableError.exit_code, main(["policy", "check", "x"]))
+        == "Error: Here: open the archive with --objects.\n"
+    )
 
 
 def test_for_debugging_the_unexpected_is_raised(monkeypatch):

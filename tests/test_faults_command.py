@@ -213,6 +213,15 @@ def test_what_cannot_run_is_one_sentence_and_exit_2(
     nowhere = f"sqlite:///{desk.folder}/none.db"
     assert "There is no database" in refused(capsys, ["faults", "--url", nowhere, "--keys", str(desk.keys)])
     assert not (desk.folder / "none.db").exists()
+    empty = desk.folder / "empty.db"
+    empty.touch()
+    assert "There is no database" in refused(capsys, ["faults", "--url", f"sqlite:///{empty}", *words[3:]])
+    assert empty.stat().st_size == 0
+    folder = desk.folder / "empty"
+    folder.mkdir(mode=0o700)
+    said = refused(capsys, [*words, "--objects", str(folder)])
+    assert "There are no objects at" in said
+    assert "takes an empty folder over when a program opens it with Archive.open(url, keys=..., objects=...)." in said
     assert "There is no key file" in refused(capsys, [*words[:3], "--keys", str(desk.folder / "none.keys")])
     assert "EVIDENCE_ARCHIVE_KEYS" in refused(capsys, words[:3])
     assert "--kinds names some of error,outage,delay,crash." in refused(capsys, [*words, "--kinds", "flood"])

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -19,6 +20,9 @@ BROKEN_PIPE = 141
 UNEXPECTED = 70
 DEBUG_VARIABLE = "EVIDENCE_ARCHIVE_DEBUG"
 USAGE = 2
+
+_ARGUMENT = re.compile(r"(?<!, )\bobjects=(?!\.\.\.)")
+"""How a sentence names the argument of ``Archive.open`` that is an option here."""
 
 _UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]  # click's root, wherever this typer keeps click
 
@@ -99,7 +103,7 @@ def _problem(error: Exception) -> tuple[str, str, int]:
     """What to call an error, the sentence for it, and the exit code."""
     kind = type(error).__name__
     if isinstance(error, EvidenceArchiveError):
-        return kind, str(error), error.exit_code
+        return kind, _ARGUMENT.sub("--objects", str(error)), error.exit_code
     if isinstance(error, _UsageProblem):
         return "UsageError", _words_of(error), USAGE
     if isinstance(error, OSError):
