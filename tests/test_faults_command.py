@@ -221,7 +221,7 @@ def test_what_cannot_run_is_one_sentence_and_exit_2(
     folder.mkdir(mode=0o700)
     said = refused(capsys, [*words, "--objects", str(folder)])
     assert "There are no objects at" in said
-    assert "takes an empty folder over when a program opens it with Archive.open(url, keys=..., objects=...)." in said
+    assert "takes an empty folder over when opened with Archive.open(url, keys=..., objects=...)." in said
     assert "There is no key file" in refused(capsys, [*words[:3], "--keys", str(desk.folder / "none.keys")])
     assert "EVIDENCE_ARCHIVE_KEYS" in refused(capsys, words[:3])
     assert "--kinds names some of error,outage,delay,crash." in refused(capsys, [*words, "--kinds", "flood"])

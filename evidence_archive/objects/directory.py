@@ -217,9 +217,8 @@ class DirectoryObjects:
             )
         if not create:
             raise StoreUnavailableError(
-                f"There are no objects at {str(self._path)!r}: check the path and that its disk is mounted; a new "
-                "store takes an empty folder over when a program "
-                "opens it with Archive.open(url, keys=..., objects=...)."
+                f"There are no objects at {str(self._path)!r}: check the path and that its disk is mounted; a "
+                "new store takes an empty folder over when opened with Archive.open(url, keys=..., objects=...)."
             )
         mark = self._entropy(16).hex().encode("ascii")
         try:
