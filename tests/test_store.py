@@ -288,8 +288,8 @@ def _insert_through(
     session: SqlOrgStore, originals: list[StoredOriginal], lie: Callable[[list[Any]], list[Any]]
 ) -> None:
     with session.writing(WAIT_MS, audited=False) as writer:
-        lying = Lying(writer._cursor(), lie)
-        writer._cursor = lambda: lying
+        cursor = writer._cursor
+        writer._cursor = lambda: Lying(cursor(), lie)
         writer.insert_originals(originals)
 
 
