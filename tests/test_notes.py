@@ -457,3 +457,9 @@ def test_the_optional_arguments_of_a_restore_are_nullable_and_the_id_is_not() ->
     }
     items = notes.TOOLS[0].parameters["properties"]["batch"]["items"]
     assert {name: part["type"] for name, part in items["properties"].items()} == {"id": "string", "note": "string"}
+
+
+def test_a_commit_of_unknown_end_is_not_told_as_nothing():
+    text = notes.rejection_text(reason="unknown", message="the store went away")
+    assert text.startswith("It is NOT KNOWN whether this batch was archived")
+    assert "NOTHING" not in text

@@ -565,7 +565,10 @@ def left_wrong_after_a_commit(desk: Desk, fault: str, monkeypatch: pytest.Monkey
 
     def kept(writer: Any, outsides: Any) -> None:
         keep(writer, outsides)
-        switch.fault = fault
+        if fault == UNANSWERED:
+            switch.plan.error("store.commit.after", times=1)
+        else:
+            switch.fault = fault
 
     monkeypatch.setattr(Envelopes, "keep", staticmethod(kept))
     store = FaultyStore(open_store(desk.url), switch.plan)
