@@ -203,7 +203,7 @@ def test_a_store_that_breaks_the_contract_fails_it(make: Callable[[Path], Any], 
 
 
 def test_a_suite_without_a_store_says_what_is_missing(tmp_path: Path):
-    with pytest.raises(NotImplementedError, match="which store"):
+    with pytest.raises(MisuseError, match=r"define make\(folder\)"):
         ObjectStoreContract().make(tmp_path)
 
 

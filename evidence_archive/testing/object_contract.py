@@ -40,8 +40,11 @@ class ObjectStoreContract:
 
         Args:
             folder: the test's own; the same folder must give the same objects again, another one none of them.
+
+        Raises:
+            MisuseError: the class that inherits does not say how.
         """
-        raise NotImplementedError("A subclass says which store is tested.")
+        raise MisuseError("Say how an object store is made: define make(folder) in your class.")
 
     @contextmanager
     def opened(self, folder: Path) -> Iterator[ObjectStore]:
