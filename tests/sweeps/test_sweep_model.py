@@ -878,7 +878,7 @@ def a_batch_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("broken", "symptom"),
     [
-        (registered_without_looking_again_under_the_lock, r"r\d+ is shown otherwise"),
+        (registered_without_looking_again_under_the_lock, r"r\d+ is shown otherwise|every ID there is was expected"),
         (restored_without_asking_for_permission, "who may not has nothing"),
         (a_batch_in_two_transactions, "half a batch|otherwise"),
     ],
