@@ -408,6 +408,11 @@ class World:
         call = self.asked(process, name, OURS[0], {"batch": items}, kind)
         wanted = self.statuses(process, name, batch)
         told = self.seat(process, name).session.answer(call)
+        if (call["id"], batch) in [(known["id"], sent) for known, sent in self.accepted_calls(name)]:
+            # The same call once more, of a model that uses one id for all: its receipt comes back, nothing happens.
+            assert told["content"].startswith("This batch was accepted before")
+            self.talks[name].messages.pop()
+            return
         if told["content"].startswith("Archived "):
             assert set(wanted) == {"ok"}
             self.archived(name, batch)
@@ -419,6 +424,10 @@ class World:
             assert set(wanted) != {"ok"}, "what could be archived was refused"
             self.logged(name, "batch.rejected")
             self.answered(name, told, "rejection")
+
+    def accepted_calls(self, name: str) -> list[tuple[dict[str, Any], list[tuple[str, str]]]]:
+        """The calls that a batch was accepted for, with their batches."""
+        return [(known, batch) for known, batch in self.talks[name].accepted if not isinstance(known, str)]
 
     def replay(self, process: str, name: str, at: int) -> None:
         """An accepted batch is sent again: its receipt comes back, and nothing happens."""
