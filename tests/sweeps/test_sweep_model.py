@@ -582,8 +582,10 @@ class World:
             assert not isinstance(told, Receipt), "an acknowledged batch is lost"
             assert not text.startswith("Archived "), "an acknowledged batch is lost"
         if isinstance(told, Restored):
-            assert same_value(told.content, talk.records[number].evidence)
-            live = talk.records[number].words is None
+            record = talk.records[number]
+            live = record.words is None
+            # A live copy is what its message says, with the fence around it; an archived one is what it is a copy of.
+            assert same_value(told.content, record.content if live else record.evidence)
             assert live or came["restore.granted"] == 1, "a restore that is not in the log"
         new = [rows[at] for at in sorted(rows) if at > talk.last]
         if call is not None:
