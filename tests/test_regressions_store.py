@@ -411,6 +411,25 @@ def test_must_fail_control_a_restore_that_releases_while_it_reads_is_caught(
     assert released_in_part(sqlite_desk, "changed", file) > 0
 
 
+def test_what_is_called_intact_is_the_log_and_only_a_restore_says_that_an_original_is_whole(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """S53: no check passes for more than what it read; what opens originals is the restore itself"""
+    with opened(desk) as archive:
+        session, _ = read(archive, LONG, LONG + "!")
+        session.archive([("r1", "n"), ("r2", "n")])
+        whole = archive.restore("case", "r2", principal=OWNER)
+        desk.execute("DELETE FROM originals WHERE original_id = (SELECT original_id FROM results WHERE number = 1)")
+        asked = ["audit", "--url", desk.url, "--keys", str(desk.keys), "--org", OWNER.org, "--subject", "auditor"]
+        assert main(asked) == 0
+        told = capsys.readouterr().out
+        assert "INTACT: the entries and the head agree" in told
+        assert "original" not in told.rpartition("INTACT")[2]
+        with pytest.raises(SealBrokenError, match="gone"):
+            archive.restore("case", "r1", principal=OWNER)
+        assert archive.restore("case", "r2", principal=OWNER).content == whole.content
+
+
 def test_damage_is_never_exit_code_0_and_all_of_it_is_told(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
