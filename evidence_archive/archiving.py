@@ -363,7 +363,7 @@ class Archiving:
                 orphan=place is not None and place.call is None,
                 own=known.own or ("answer" if called in notes.OUR_TOOLS else None),
                 exact=exact or content is None,
-                name_fits=len(called) < TOOL_NAME_CHARS_MAX,
+                name_fits=all(len(name) < TOOL_NAME_CHARS_MAX for name in (called, *facts.tools)),
                 protected=(
                     ("names", "it is known under the names of more than two tools")
                     if known.origin is None and len(also_named) > 1

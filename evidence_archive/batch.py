@@ -224,7 +224,7 @@ class Candidate:
             archived again; ``None`` for the application's tools.
         exact: its content comes back equal in type and value.
         text_allowed: a text may stand in its place.
-        name_fits: its tool's name is short enough to be kept in full.
+        name_fits: its tool's name, as called and on the result, is short enough to be kept in full.
         protected: id and reason of the rule that keeps it in view, or ``None``.
         size_bytes: of its exact bytes.
         tokens: of its content.

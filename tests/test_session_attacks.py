@@ -360,6 +360,16 @@ def test_a_result_whose_tool_has_a_very_long_name_is_refused_for_that(desk, owne
             session.archive([("r1", "n")])
 
 
+def test_a_result_that_itself_names_its_tool_at_great_length_is_refused_for_that(desk, owner):
+    with opened(desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        talk.tool(LONG)["name"] = "x" * 2_000
+        talk.say()
+        session.view(talk.messages)
+        with pytest.raises(BatchRejectedError, match="name is too long"):
+            session.archive([("r1", "n")])
+
+
 def test_damage_that_sqlite_cannot_even_tell_of_is_a_store_error(sqlite_desk, owner):
     desk = sqlite_desk
     with opened(desk) as archive:
