@@ -9,6 +9,7 @@ import json
 import re
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,8 +94,9 @@ def filled(archive: Archive, principal: Principal, name: str, words: str) -> Non
     session.label("r2", sensitivity="clinical")
 
 
-@pytest.fixture
-def place(desk: Desk) -> Iterator[Place]:
+@contextmanager
+def watched(desk: Desk) -> Iterator[Place]:
+    """A store of two orgs, opened anew under a watch."""
     with desk.open(policy=POLICY) as archive:
         filled(archive, OWNER, "case", "made-up finding ")
         filled(archive, OWNER, "other", "made-up finding ")
@@ -103,9 +105,15 @@ def place(desk: Desk) -> Iterator[Place]:
     with desk.open(policy=POLICY, keys=keys) as archive:
         for principal in (OWNER, FOREIGNER):
             archive.audit(principal=principal)  # both orgs are in use
-        watched = Place(archive, keys)
-        listen_to(archive, watched.statements.append)
-        yield watched
+        place = Place(archive, keys)
+        listen_to(archive, place.statements.append)
+        yield place
+
+
+@pytest.fixture
+def place(desk: Desk) -> Iterator[Place]:
+    with watched(desk) as place:
+        yield place
 
 
 @pytest.fixture(autouse=True)
@@ -116,29 +124,51 @@ def _structlog_as_it_was() -> Iterator[None]:
 
 @dataclass
 class Trace:
-    """All that a request leaves behind."""
+    """All that a request leaves behind: the answer or the error, and what bystanders see of it."""
 
-    error: tuple[Any, ...]
+    answer: Any
+    error: tuple[Any, ...] | None
     events: list[Any]
     statements: list[str]
     provider: list[str]
-    audit: tuple[Any, ...]
+    audit: list[Any]
 
 
 ASKED = "<asked>"
 
 
-def traced(place: Place, principal: Principal, session: Any, result: Any, ask: Callable[[], Any]) -> Trace:
-    """What asking shows, with what the caller asked for itself blanked out."""
-    ask_once_to_warm_up(place, principal)
+def traced(
+    place: Place,
+    principal: Principal,
+    session: Any,
+    result: Any,
+    ask: Callable[[], Any],
+    *,
+    warm_up: Callable[[], Any] | None = None,
+) -> Trace:
+    """What asking shows, with what the caller asked for itself blanked out.
+
+    Args:
+        place: under a watch.
+        principal, session, result: who asks for what.
+        ask: asks, and returns or raises.
+        warm_up: asks the same way before, for something else; for a session that is not there by default.
+    """
+    if warm_up is None:
+        ask_once_to_warm_up(place, principal)
+    else:
+        warm_up()
+    size = place.archive.audit(principal=principal).size
     place.statements.clear()
     place.keys.calls.clear()
-    with capture_logs() as events, pytest.raises(NotAvailableError) as caught:
-        ask()
-    error = caught.value
+    answer, caught = None, None
+    with capture_logs() as events:
+        try:
+            answer = ask()
+        except NotAvailableError as error:
+            caught = error
     statements, calls = [shape(statement) for statement in place.statements], list(place.keys.calls)
-    entry = place.archive.audit(principal=principal).entries[-1]
-    frames = [(frame.name, frame.line) for frame in traceback.extract_tb(error.__traceback__)]
+    entries = place.archive.audit(principal=principal, start=size).entries
 
     def blank(value: Any) -> Any:
         if isinstance(value, dict):
@@ -146,21 +176,29 @@ def traced(place: Place, principal: Principal, session: Any, result: Any, ask: C
         return ASKED if value in (session, result, principal.org, principal.subject, "r0", "", None) else value
 
     return Trace(
-        error=(
-            type(error),
-            str(error),
-            repr(error),
-            error.args,
-            error.__cause__,
-            error.__context__,
-            vars(error),
-            getattr(error, "__notes__", None),
-            frames[1:],
-        ),
+        answer=answer,
+        error=None if caught is None else facts_of(caught),
         events=[blank(event) for event in events],
         statements=statements,
         provider=calls,
-        audit=(entry.event, blank(entry.session_id), blank(entry.details), entry.sealed_reason),
+        audit=[(one.event, blank(one.session_id), blank(one.details), one.sealed_reason) for one in entries],
+    )
+
+
+def facts_of(error: BaseException) -> tuple[Any, ...]:
+    """All that can be read from an error, but for the line of the test that asked."""
+    frames = [(frame.name, frame.line) for frame in traceback.extract_tb(error.__traceback__)]
+    return (
+        type(error),
+        str(error),
+        repr(error),
+        error.args,
+        error.__cause__,
+        error.__context__,
+        error.__suppress_context__,
+        vars(error),
+        getattr(error, "__notes__", None),
+        frames[2:],
     )
 
 
@@ -222,6 +260,7 @@ def test_every_no_to_a_restore_is_the_same_no(place: Place) -> None:
         for name, (principal, session, result) in REQUESTS.items()
     }
     first = next(iter(traces.values()))
+    assert first.error is not None
     assert first.provider == [], "nothing is asked of the key provider before permission"
     assert len(first.statements) > 5, "the statements have to be seen at all"
     for name, trace in traces.items():
