@@ -474,14 +474,14 @@ class Restored:
     Args:
         content: equal in type and value to what the tool said (a ``str`` when it is a part).
         provenance: where it comes from.
-        sha256: hex digest of the exact bytes of the *whole* original, checked before release.
+        sha256: hex digest of the exact bytes of the *whole* original, checked before release; as secret as they are.
         size_bytes: of the whole original.
         part: which part this is, in words, or ``None`` for the whole.
     """
 
     content: Any = field(repr=False)
     provenance: Provenance
-    sha256: str
+    sha256: str = field(repr=False)
     size_bytes: int
     part: str | None = None
 

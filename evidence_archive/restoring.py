@@ -71,7 +71,7 @@ class Opened:
 
     content: Any = field(repr=False)
     part: str | None
-    sha256: str
+    sha256: str = field(repr=False)
     size_bytes: int
     provenance: Provenance
     lines: int | None = None

@@ -337,9 +337,12 @@ def test_nothing_that_holds_evidence_shows_it_in_its_repr() -> None:
         encoded,
         ToolCall("c", "t", canary),
         Facts(("t",), text=canary),
-        Restored(canary, None, "00", 1),  # type: ignore[arg-type]
+        Restored(canary, None, hashlib.sha256(canary.encode()).hexdigest(), 1),  # type: ignore[arg-type]
     ]
     assert canary not in repr(shown)
+    assert hashlib.sha256(canary.encode()).hexdigest() not in repr(shown), (
+        "a digest tells who can guess what it is of"
+    )
 
 
 def test_a_receipt_says_what_each_later_request_is_shorter_by() -> None:
