@@ -6,7 +6,7 @@ Anything that satisfies these can stand in for what ships: another database, a v
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 __all__ = [
     "OBJECT_BYTES_MAX",
@@ -14,6 +14,7 @@ __all__ = [
     "Clock",
     "Entropy",
     "HeadRow",
+    "KeyLifecycle",
     "KeyProvider",
     "ObjectRow",
     "ObjectStore",
@@ -92,6 +93,48 @@ class KeyProvider(Protocol):
         Raises:
             SealBrokenError: the key is the right one, but the bytes are not what it wrapped.
         """
+        ...
+
+
+@runtime_checkable
+class KeyLifecycle(Protocol):
+    """What a key provider can besides, where keys can be made and destroyed through it.
+
+    Every method may raise :class:`~evidence_archive.errors.KeyringError`, also where a provider cannot do it at all;
+    the error says what to do instead.
+    """
+
+    @property
+    def shared_by_orgs(self) -> bool:
+        """Whether a version serves all orgs, so that one that is retired is gone for all of them."""
+        ...
+
+    def versions(self, org: str) -> tuple[int, ...]:
+        """The versions that can unwrap now, ascending."""
+        ...
+
+    def new_version(self, org: str) -> int:
+        """A new version, above all others; durable at the provider, and the current one, when this returns.
+
+        Callers at the same time get a version each, or the same one. A provider with keys of each org's own makes
+        the org's first version like this.
+        """
+        ...
+
+    def retire(self, org: str, version: int) -> None:
+        """The version is destroyed, as far as the provider can; what it wrapped is never unwrapped again.
+
+        Nothing where it is gone already. :meth:`KeyProvider.unwrap` raises
+        :class:`~evidence_archive.errors.KeyNotFoundError` from then on.
+
+        Args:
+            org: whose version.
+            version: not the current one, which is refused.
+        """
+        ...
+
+    def reopened(self) -> KeyProvider:
+        """Another provider over the same keys, with nothing remembered."""
         ...
 
 

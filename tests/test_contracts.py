@@ -1,7 +1,9 @@
 """The contracts hold for what ships, and naive backends do not get through them."""
 
+import json
 import os
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -13,7 +15,7 @@ from postgres_server import Server, raw
 from sqlalchemy import URL
 
 from evidence_archive.errors import MisuseError
-from evidence_archive.keys import EnvironmentKeys, FileKeys, new_keys
+from evidence_archive.keys import EnvironmentKeys, FileKeys, added_version, new_keys
 from evidence_archive.ports import KeyProvider, Store
 from evidence_archive.store import open_store, rows
 from evidence_archive.store.sql import _OBJECT, _SESSION, SqlOrgStore, SqlReader, SqlStore, SqlWriter
@@ -84,6 +86,8 @@ class TestFileKeys(KeyProviderContract):
 
 
 class TestEnvironmentKeys(KeyProviderContract):
+    makes_versions = False
+
     @pytest.fixture(autouse=True)
     def _environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "environ", dict(os.environ))
@@ -165,7 +169,11 @@ class Looking:
     def __init__(self, folder: Path) -> None:
         if not (folder / "keys").exists():
             new_keys(folder / "keys")
+        self.folder = folder
         self.inner = FileKeys(folder / "keys")
+
+    def reopened(self) -> KeyProvider:
+        return type(self)(self.folder)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -190,6 +198,72 @@ class IgnoresTheOrg(Looking):
 
     def unwrap(self, org: str, version: int, wrapped: bytes, context: bytes) -> bytes:
         return self.inner.unwrap("all", version, wrapped, context)
+
+
+class ForgetsVersions(Looking):
+    """Makes a version for itself alone."""
+
+    def new_version(self, org: str) -> int:
+        return self.inner.current_version(org) + 1
+
+
+class NumbersOneKeyTwice(Looking):
+    """Every version is the first one, under another number."""
+
+    def wrap(self, org: str, version: int, key: bytes, context: bytes) -> bytes:
+        return self.inner.wrap(org, min(version, 1), key, context)
+
+    def unwrap(self, org: str, version: int, wrapped: bytes, context: bytes) -> bytes:
+        return self.inner.unwrap(org, min(version, 1), wrapped, context)
+
+
+class RetiresTheCurrentKey(Looking):
+    def retire(self, org: str, version: int) -> None:
+        if version == self.inner.current_version(org):
+            self.inner.new_version(org)
+        self.inner.retire(org, version)
+
+
+class KeepsWhatIsRetired(Looking):
+    """Lists it no more, and unwraps with it all the same."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.kept = FileKeys(folder / "keys")
+        self.kept._look = lambda: None  # type: ignore[method-assign]
+
+    def unwrap(self, org: str, version: int, wrapped: bytes, context: bytes) -> bytes:
+        return self.kept.unwrap(org, version, wrapped, context)
+
+
+class HidesWhomElseItServes(Looking):
+    shared_by_orgs = False
+
+
+class ReopensItself(Looking):
+    def reopened(self) -> KeyProvider:
+        return self
+
+
+class ListsWhatIsNotThere(Looking):
+    def versions(self, org: str) -> tuple[int, ...]:
+        return (*self.inner.versions(org), 7)
+
+
+class WritesWithoutALock(Looking):
+    """Reads, waits until all have read, and writes."""
+
+    readers = threading.Barrier(4)
+
+    def new_version(self, org: str) -> int:
+        path = self.folder / "keys"
+        text = added_version(path.read_text())
+        self.readers.wait(timeout=30)
+        new = path.with_name(f"keys-{threading.get_ident()}")
+        new.write_text(text)
+        new.chmod(0o600)
+        new.rename(path)
+        return int(json.loads(text)["current"])
 
 
 def failures(pytester: pytest.Pytester, contract: str, made: str, *, among: Iterable[str] = ("TestIt",)) -> set[str]:
@@ -297,6 +371,17 @@ def test_a_store_that_skips_seals_fails_its_contract(
         ("TriesTheCurrentKey(folder)", {"a_version_that_is_missing_is_said_to_be_and_no_other_is_tried"}),
         ("IgnoresTheContext(folder)", {"under_another_context_nothing_is_unwrapped"}),
         ("IgnoresTheOrg(folder)", {"for_another_org_nothing_is_unwrapped"}),
+        ("ForgetsVersions(folder)", {"a_new_version_is_current_everywhere_and_the_older_ones_still_unwrap"}),
+        ("NumbersOneKeyTwice(folder)", {"every_version_has_a_key_of_its_own"}),
+        ("RetiresTheCurrentKey(folder)", {"the_current_version_is_never_retired"}),
+        ("KeepsWhatIsRetired(folder)", {"a_retired_version_unwraps_nothing_any_more_for_anybody"}),
+        (
+            "HidesWhomElseItServes(folder)",
+            {"what_is_done_for_one_org_is_done_for_all_only_where_that_is_said"},
+        ),
+        ("WritesWithoutALock(folder)", {"versions_that_are_made_at_once_are_all_there"}),
+        ("ReopensItself(folder)", {"a_reopened_provider_is_another_object_over_the_same_keys"}),
+        ("ListsWhatIsNotThere(folder)", {"the_versions_are_those_that_unwrap_and_the_current_one_is_among_them"}),
     ],
 )
 def test_naive_keys_fail_their_contract(pytester: pytest.Pytester, made: str, broken: set[str]) -> None:

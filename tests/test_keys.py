@@ -15,9 +15,9 @@ from pathlib import Path
 import independent_decoder as independent
 import pytest
 
-from evidence_archive import keys as keys_module
 from evidence_archive.errors import KeyNotFoundError, KeyringError, MisuseError, SealBrokenError, WrongKeyError
 from evidence_archive.keys import EnvironmentKeys, FileKeys, new_keys, open_provider, unwrap_checked
+from evidence_archive.keys.roots import FILE_BYTES_MAX
 from evidence_archive.sealing.keyring import wrap_context
 
 GOLDEN = json.loads((Path(__file__).parent / "vectors" / "keyring-golden.json").read_text("utf-8"))
@@ -367,7 +367,7 @@ def test_must_fail_control_an_error_of_the_json_reader_shows_the_whole_file():
 
 def test_a_key_file_at_the_size_bound_is_read(path):
     text = json.dumps(document()).encode()
-    write(path, text + b" " * (keys_module.FILE_BYTES_MAX - len(text)))
+    write(path, text + b" " * (FILE_BYTES_MAX - len(text)))
     FileKeys(path)
 
 
@@ -438,12 +438,36 @@ def test_a_missing_version_is_an_error_and_never_the_current_one(provider, versi
             use()
 
 
-def test_keys_are_read_once_and_again_when_a_version_is_missing(path, provider):
-    write(path, document(current=2, keys={"1": b64(ROOT), "2": b64(ROOT_2)}))
+def test_keys_are_read_once_and_again_when_they_have_changed(path, provider, monkeypatch):
+    reads = []
+    true_read = os.read
+    monkeypatch.setattr(os, "read", lambda *given: reads.append(given) or true_read(*given))
     provider.fingerprint("north-clinic", 1)
     assert provider.current_version("north-clinic") == 1
-    provider.fingerprint("north-clinic", 2)
+    assert reads == []
+    write(path, document(current=2, keys={"1": b64(ROOT), "2": b64(ROOT_2)}))
     assert provider.current_version("north-clinic") == 2
+    assert reads
+    write(path, document(current=2, keys={"2": b64(ROOT_2)}))
+    with pytest.raises(KeyNotFoundError):
+        provider.fingerprint("north-clinic", 1)
+
+
+def test_a_variable_that_has_changed_is_read_again(monkeypatch):
+    monkeypatch.setenv("MADE_UP_KEYS", json.dumps(document()))
+    provider = EnvironmentKeys("MADE_UP_KEYS")
+    monkeypatch.setenv("MADE_UP_KEYS", json.dumps(document(current=2, keys={"2": b64(ROOT_2)})))
+    assert provider.current_version("north-clinic") == 2
+    monkeypatch.delenv("MADE_UP_KEYS")
+    assert provider.current_version("north-clinic") == 2
+
+
+def test_keys_that_were_changed_to_something_else_are_an_error_until_they_are_put_back(path, provider):
+    write(path, b"damaged")
+    with pytest.raises(KeyringError, match="not a key file"):
+        provider.current_version("north-clinic")
+    write(path, document())
+    assert provider.current_version("north-clinic") == 1
 
 
 def test_a_reload_that_fails_leaves_the_keys_at_hand(path, provider):

@@ -1,12 +1,20 @@
 """What every key provider has to keep: one suite that ours and anybody's inherit."""
 
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import ClassVar, TypeVar
 
 import pytest
 
-from evidence_archive.errors import EvidenceArchiveError, KeyNotFoundError, MisuseError, SealBrokenError
-from evidence_archive.ports import KeyProvider
+from evidence_archive.errors import (
+    EvidenceArchiveError,
+    KeyNotFoundError,
+    KeyringError,
+    MisuseError,
+    SealBrokenError,
+)
+from evidence_archive.ports import KeyLifecycle, KeyProvider
 
 __all__ = ["KeyProviderContract"]
 
@@ -14,6 +22,8 @@ FINGERPRINT_BYTES = 16
 KEY = bytes(range(32))
 CONTEXT = b"evidence-archive/contract"
 ORG, OTHER_ORG = "north-clinic", "south-clinic"
+
+T = TypeVar("T")
 
 
 class KeyProviderContract:
@@ -24,13 +34,19 @@ class KeyProviderContract:
         class TestOurKeys(KeyProviderContract):
             def make(self, folder):
                 return OurKeys(folder)
+
+    Where a provider has the verbs of :class:`~evidence_archive.ports.KeyLifecycle`, those are tried as well.
     """
+
+    makes_versions: ClassVar[bool] = True
+    """Whether versions are made and retired through the provider, and not where its keys come from."""
 
     def make(self, folder: Path) -> KeyProvider:
         """A provider with keys of its own; for another folder they are others.
 
         Args:
-            folder: exists, is empty, and is kept for the whole test.
+            folder: exists, is empty, and is kept for the whole test. The orgs ``north-clinic`` and ``south-clinic``
+                must have keys in it.
 
         Raises:
             MisuseError: the class that inherits does not say how.
@@ -133,6 +149,139 @@ class KeyProviderContract:
         with pytest.raises(EvidenceArchiveError):
             other.unwrap(ORG, other.current_version(ORG), wrapped, CONTEXT)
 
+    # --- versions come and go -----------------------------------------------------------------------------------
+
+    @pytest.fixture
+    def lifecycle(self, keys: KeyProvider) -> KeyLifecycle:
+        """The provider's verbs for its versions; the test is skipped where it has none."""
+        if not isinstance(keys, KeyLifecycle):
+            pytest.skip("this provider has no verbs for its versions")
+        return keys
+
+    @pytest.fixture
+    def changing(self, lifecycle: KeyLifecycle) -> KeyLifecycle:
+        """Verbs that make and retire; the test is skipped where the class says that versions are made elsewhere."""
+        if not self.makes_versions:
+            pytest.skip("the versions of this provider are made elsewhere")
+        return lifecycle
+
+    def test_the_versions_are_those_that_unwrap_and_the_current_one_is_among_them(
+        self, keys: KeyProvider, lifecycle: KeyLifecycle
+    ) -> None:
+        """What is listed is what can be relied on."""
+        versions = lifecycle.versions(ORG)
+        assert type(versions) is tuple
+        assert list(versions) == sorted(set(versions))
+        assert keys.current_version(ORG) in versions
+        for version in versions:
+            assert keys.unwrap(ORG, version, keys.wrap(ORG, version, KEY, CONTEXT), CONTEXT) == KEY
+
+    def test_a_reopened_provider_is_another_object_over_the_same_keys(
+        self, keys: KeyProvider, lifecycle: KeyLifecycle
+    ) -> None:
+        """What was made is tried through an object that has seen nothing of it."""
+        version = keys.current_version(ORG)
+        again = lifecycle.reopened()
+        assert again is not keys
+        assert again.current_version(ORG) == version
+        assert again.unwrap(ORG, version, keys.wrap(ORG, version, KEY, CONTEXT), CONTEXT) == KEY
+
+    def test_a_new_version_is_current_everywhere_and_the_older_ones_still_unwrap(
+        self, keys: KeyProvider, changing: KeyLifecycle, tmp_path: Path
+    ) -> None:
+        """Made means made for good: an object that is opened now wraps under it."""
+        old = keys.current_version(ORG)
+        wrapped = keys.wrap(ORG, old, KEY, CONTEXT)
+        new = changing.new_version(ORG)
+        assert type(new) is int
+        assert new > old
+        for each in (keys, changing.reopened(), self.reopen(tmp_path)):
+            assert each.current_version(ORG) == new
+            assert each.unwrap(ORG, old, wrapped, CONTEXT) == KEY
+            assert each.unwrap(ORG, new, keys.wrap(ORG, new, KEY, CONTEXT), CONTEXT) == KEY
+        assert set(changing.versions(ORG)) >= {old, new}
+
+    def test_every_version_has_a_key_of_its_own(self, keys: KeyProvider, changing: KeyLifecycle) -> None:
+        """What one version wrapped, no other unwraps: otherwise retiring one would destroy nothing."""
+        old = keys.current_version(ORG)
+        new = changing.new_version(ORG)
+        assert keys.fingerprint(ORG, old) != keys.fingerprint(ORG, new)
+        for under, asked in ((old, new), (new, old)):
+            with pytest.raises(SealBrokenError):
+                keys.unwrap(ORG, asked, keys.wrap(ORG, under, KEY, CONTEXT), CONTEXT)
+
+    def test_versions_that_are_made_at_once_are_all_there(
+        self, keys: KeyProvider, changing: KeyLifecycle, tmp_path: Path
+    ) -> None:
+        """No version that was answered is lost, whoever else was making one."""
+        old = keys.current_version(ORG)
+        made: list[tuple[int, bytes]] = []
+        failed: list[BaseException] = []
+        others = [self.reopen(tmp_path) for _ in range(4)]
+
+        def make(other: KeyProvider) -> None:
+            try:
+                version = other.new_version(ORG)  # type: ignore[attr-defined]  # like the one that was looked at
+                made.append((version, other.wrap(ORG, version, KEY, CONTEXT)))
+            except BaseException as error:
+                failed.append(error)
+
+        _at_once(make, others)
+        assert failed == []
+        there = self.reopen(tmp_path)
+        for version, wrapped in made:
+            assert old < version <= there.current_version(ORG)
+            assert there.unwrap(ORG, version, wrapped, CONTEXT) == KEY
+        assert changing.versions(ORG)[-1] == there.current_version(ORG)
+
+    def test_a_retired_version_unwraps_nothing_any_more_for_anybody(
+        self, keys: KeyProvider, changing: KeyLifecycle, tmp_path: Path
+    ) -> None:
+        """Gone is gone, also for objects that had used it; what other versions wrapped is untouched."""
+        old = keys.current_version(ORG)
+        earlier = self.reopen(tmp_path)
+        wrapped = earlier.wrap(ORG, old, KEY, CONTEXT)
+        new = changing.new_version(ORG)
+        kept = keys.wrap(ORG, new, KEY, CONTEXT)
+        for _ in range(2):
+            changing.retire(ORG, old)
+            for each in (keys, earlier, changing.reopened(), self.reopen(tmp_path)):
+                with pytest.raises(KeyNotFoundError):
+                    each.unwrap(ORG, old, wrapped, CONTEXT)
+                with pytest.raises(KeyNotFoundError):
+                    each.wrap(ORG, old, KEY, CONTEXT)
+                assert each.unwrap(ORG, new, kept, CONTEXT) == KEY
+            assert changing.versions(ORG) == (new,)
+        assert changing.new_version(ORG) > new
+
+    def test_the_current_version_is_never_retired(self, keys: KeyProvider, changing: KeyLifecycle) -> None:
+        """An org without a key could neither store nor read."""
+        for _ in range(2):
+            version = keys.current_version(ORG)
+            wrapped = keys.wrap(ORG, version, KEY, CONTEXT)
+            with pytest.raises(KeyringError):
+                changing.retire(ORG, version)
+            assert keys.unwrap(ORG, version, wrapped, CONTEXT) == KEY
+            changing.new_version(ORG)
+
+    def test_what_is_done_for_one_org_is_done_for_all_only_where_that_is_said(
+        self, keys: KeyProvider, changing: KeyLifecycle
+    ) -> None:
+        """Whoever retires a version has to know whom else it serves."""
+        old = keys.current_version(OTHER_ORG)
+        wrapped = keys.wrap(OTHER_ORG, old, KEY, CONTEXT)
+        assert type(changing.shared_by_orgs) is bool
+        gone = keys.current_version(ORG)
+        new = changing.new_version(ORG)
+        changing.retire(ORG, gone)
+        if changing.shared_by_orgs:
+            assert keys.current_version(OTHER_ORG) == new
+            with pytest.raises(KeyNotFoundError):
+                keys.unwrap(OTHER_ORG, old, wrapped, CONTEXT)
+        else:
+            assert keys.current_version(OTHER_ORG) == old
+            assert keys.unwrap(OTHER_ORG, old, wrapped, CONTEXT) == KEY
+
     def test_threads_that_wrap_at_once_get_what_is_theirs(self, keys: KeyProvider) -> None:
         """One provider serves all threads of a process."""
         version = keys.current_version(ORG)
@@ -147,9 +296,14 @@ class KeyProviderContract:
             except BaseException as error:
                 wrong.append(error)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        _at_once(work, range(8))
         assert wrong == []
+
+
+def _at_once(work: Callable[[T], None], arguments: Iterable[T]) -> None:
+    """The work, for all arguments at the same time."""
+    threads = [threading.Thread(target=work, args=(argument,)) for argument in arguments]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,63 @@
+"""Where the key-encryption keys of orgs are kept, and how they are opened."""
+
+import os
+
+from evidence_archive.errors import KeyringError, WrongKeyError
+from evidence_archive.keys.roots import EnvironmentKeys, FileKeys, added_version, new_keys, removed_version
+from evidence_archive.ports import KeyProvider
+
+__all__ = [
+    "EnvironmentKeys",
+    "FileKeys",
+    "added_version",
+    "new_keys",
+    "open_provider",
+    "removed_version",
+    "unwrap_checked",
+]
+
+
+def open_provider(keys: str | os.PathLike[str] | KeyProvider) -> KeyProvider:
+    """The key provider that is meant.
+
+    Args:
+        keys: ``"env:NAME"`` for :class:`EnvironmentKeys`; any other string or path for :class:`FileKeys`; or a
+            provider, which is returned as it is.
+
+    Raises:
+        KeyringError: it is none of these, or the keys cannot be used.
+    """
+    if isinstance(keys, str):
+        scheme, separator, rest = keys.partition(":")
+        if separator and scheme == "env":
+            return EnvironmentKeys(rest)
+    if isinstance(keys, str | os.PathLike):
+        return FileKeys(keys)
+    verbs = ("current_version", "fingerprint", "wrap", "unwrap")
+    if isinstance(keys, type) or not all(callable(getattr(keys, verb, None)) for verb in verbs):
+        raise KeyringError("Keys are a path, 'env:NAME' or a key provider.")
+    return keys
+
+
+def unwrap_checked(
+    provider: KeyProvider, org: str, *, version: int, fingerprint: bytes, wrapped: bytes, context: bytes
+) -> bytes:
+    """The key that was wrapped, with a wrong key told apart from damaged bytes.
+
+    Args:
+        provider: where the KEK is.
+        org, version: which KEK.
+        fingerprint: of the KEK the stored key was wrapped under, as stored beside it.
+        wrapped: the stored message.
+        context: from :func:`~evidence_archive.sealing.keyring.wrap_context`.
+
+    Raises:
+        WrongKeyError: the provider's key is not the one it was wrapped under.
+        KeyNotFoundError: the provider does not have the version.
+        SealBrokenError: the key is right, the bytes or their place are not.
+    """
+    if provider.fingerprint(org, version) != fingerprint:
+        raise WrongKeyError(
+            f"Key version {version} at the provider is not the one this store was sealed with: use the right keys."
+        )
+    return provider.unwrap(org, version, wrapped, context)
