@@ -21,7 +21,8 @@ def open_provider(keys: str | os.PathLike[str] | KeyProvider) -> KeyProvider:
     """The key provider that is meant.
 
     Args:
-        keys: ``"env:NAME"`` for :class:`EnvironmentKeys`; any other string or path for :class:`FileKeys`; or a
+        keys: ``"env:NAME"`` for :class:`EnvironmentKeys`; ``"command:PROGRAM ARG..."`` for
+            :class:`~evidence_archive.keys.command.CommandKeys`; any other string or path for :class:`FileKeys`; or a
             provider, which is returned as it is.
 
     Raises:
@@ -31,11 +32,15 @@ def open_provider(keys: str | os.PathLike[str] | KeyProvider) -> KeyProvider:
         scheme, separator, rest = keys.partition(":")
         if separator and scheme == "env":
             return EnvironmentKeys(rest)
+        if separator and scheme == "command":
+            from evidence_archive.keys.command import open_command
+
+            return open_command(rest)
     if isinstance(keys, str | os.PathLike):
         return FileKeys(keys)
     verbs = ("current_version", "fingerprint", "wrap", "unwrap")
     if isinstance(keys, type) or not all(callable(getattr(keys, verb, None)) for verb in verbs):
-        raise KeyringError("Keys are a path, 'env:NAME' or a key provider.")
+        raise KeyringError("Keys are a path, 'env:NAME', 'command:PROGRAM' or a key provider.")
     return keys
 
 

@@ -16,9 +16,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from evidence_archive.errors import KeyNotFoundError, KeyringError, MisuseError
+from evidence_archive.keys.strict_json import read_json
 from evidence_archive.model import ce
 from evidence_archive.ports import Entropy
 from evidence_archive.sealing import keyring
@@ -520,13 +521,9 @@ def _check_private(status: os.stat_result, path: str, allow_group_read: bool) ->
         raise KeyringError(f"Key file {path!r} is open to others: run `chmod 600 {path}`.")
 
 
-class _DuplicateNameError(ValueError):
-    """A JSON object names something twice."""
-
-
 def _parse(data: bytes, source: str) -> tuple[int, dict[int, bytes]]:
     """Current version and roots; the error never carries what was read, nor does its ``__context__``."""
-    document = _load(data)
+    document = read_json(data, FILE_BYTES_MAX)
     problem = "is not a key file (passphrases are not accepted)"
     if isinstance(document, dict) and document.get("format") == _FORMAT:
         problem = "does not hold exactly 'format', 'current' and 'keys'"
@@ -540,22 +537,6 @@ def _parse(data: bytes, source: str) -> tuple[int, dict[int, bytes]]:
                 if type(current) is int and current in found and len(set(found.values())) == len(found):
                     return current, found
     raise KeyringError(f"The {source} {problem}: make keys with `evidence-archive keys new PATH`.")
-
-
-def _load(data: bytes) -> Any:
-    if len(data) > FILE_BYTES_MAX:
-        return None
-    try:
-        return json.loads(data.decode("ascii"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) != len(pairs):
-        raise _DuplicateNameError
-    return mapping
 
 
 def _version(name: str) -> int | None:
