@@ -22,7 +22,8 @@ def open_provider(keys: str | os.PathLike[str] | KeyProvider) -> KeyProvider:
 
     Args:
         keys: ``"env:NAME"`` for :class:`EnvironmentKeys`; ``"command:PROGRAM ARG..."`` for
-            :class:`~evidence_archive.keys.command.CommandKeys`; any other string or path for :class:`FileKeys`; or a
+            :class:`~evidence_archive.keys.command.CommandKeys`; ``"kms:alias/prefix?region=..."`` for
+            :class:`~evidence_archive.keys.kms.KmsKeys`; any other string or path for :class:`FileKeys`; or a
             provider, which is returned as it is.
 
     Raises:
@@ -36,11 +37,15 @@ def open_provider(keys: str | os.PathLike[str] | KeyProvider) -> KeyProvider:
             from evidence_archive.keys.command import open_command
 
             return open_command(rest)
+        if separator and scheme == "kms":
+            from evidence_archive.keys.kms import open_kms
+
+            return open_kms(rest)
     if isinstance(keys, str | os.PathLike):
         return FileKeys(keys)
     verbs = ("current_version", "fingerprint", "wrap", "unwrap")
     if isinstance(keys, type) or not all(callable(getattr(keys, verb, None)) for verb in verbs):
-        raise KeyringError("Keys are a path, 'env:NAME', 'command:PROGRAM' or a key provider.")
+        raise KeyringError("Keys are a path, 'env:NAME', 'command:PROGRAM', 'kms:alias/...' or a key provider.")
     return keys
 
 
