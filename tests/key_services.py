@@ -1,6 +1,14 @@
-"""Services that hold keys, on this machine: moto behind a door that counts, fails and is as strict as KMS is."""
+"""Services that hold keys, on this machine, behind doors that count what is asked and fail when they are told to.
 
+KMS is moto, made as strict as KMS is. Vault is a stand-in for its transit engine, after Vault's API documentation
+("Transit secrets engine (API)", "HTTP API": status codes and ``{"errors": [...]}``); it is not Vault.
+"""
+
+import base64
+import hmac
 import json
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,8 +20,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-__all__ = ["Answer", "Door", "Drop", "KmsDoor", "kms_error", "moto_server"]
+__all__ = ["Answer", "Door", "Drop", "KmsDoor", "VaultDoor", "kms_error", "moto_server", "vault_error"]
 
 _MOTO = """
 import sys, threading
@@ -105,6 +115,7 @@ class Door:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = 65_536  # head and body in one packet: two would wait for an acknowledgement in between
 
             def setup(self) -> None:
                 super().setup()
@@ -127,6 +138,7 @@ class Door:
                     self.send_header("Content-Length", str(len(sent)))
                     self.end_headers()
                     self.wfile.write(sent)
+                    self.wfile.flush()
                 except OSError:
                     self.close_connection = True
 
@@ -245,3 +257,156 @@ class KmsDoor(Door):
         finally:
             connection.close()
         return answer.status, json.loads(data or b"{}") or {}
+
+
+def vault_error(status: int, *errors: str) -> Answer:
+    """An error as Vault has it."""
+    return status, {"errors": list(errors)}
+
+
+class TransitKey:
+    """A named key of the transit engine."""
+
+    def __init__(self, name: str, given: dict[str, Any]) -> None:
+        self.name = name
+        self.type = given.get("type", "aes256-gcm96")
+        self.derived = given.get("derived", False)
+        self.secrets: dict[int, tuple[bytes, bytes]] = {}
+        self.latest = self.available = self.least_encryption = 0
+        self.least_decryption = 1
+        self.rotate()
+
+    def rotate(self) -> None:
+        self.latest += 1
+        self.secrets[self.latest] = os.urandom(32), os.urandom(32)
+
+    def described(self) -> Answer:
+        return 200, {
+            "data": {
+                "name": self.name,
+                "type": self.type,
+                "derived": self.derived,
+                "deletion_allowed": False,
+                "exportable": False,
+                "keys": {str(one): 1_790_000_000 for one in self.secrets if one >= self.least_decryption},
+                "latest_version": self.latest,
+                "min_available_version": self.available,
+                "min_decryption_version": self.least_decryption,
+                "min_encryption_version": self.least_encryption,
+                "supports_encryption": True,
+                "supports_decryption": True,
+            }
+        }
+
+    def configure(self, given: dict[str, Any]) -> Answer:
+        decryption = given.get("min_decryption_version", self.least_decryption)
+        encryption = given.get("min_encryption_version", self.least_encryption)
+        if max(decryption, encryption) > self.latest:
+            return vault_error(400, f"cannot set min version, latest key version is {self.latest}")
+        if 0 < encryption < decryption or min(decryption, encryption) < self.available:
+            return vault_error(400, "cannot set min encryption/decryption values")
+        self.least_decryption, self.least_encryption = decryption, encryption
+        return self.described()
+
+    def trim(self, given: dict[str, Any]) -> Answer:
+        least = given["min_available_version"]
+        if least < self.available:
+            return vault_error(400, "minimum available version cannot be decremented")
+        if not self.least_encryption:
+            return vault_error(
+                400, "minimum available version cannot be set when minimum encryption version is not set"
+            )
+        if least > min(self.least_encryption, self.least_decryption):
+            return vault_error(400, "minimum available version cannot be greater than minimum decryption version")
+        self.available = least
+        self.secrets = {version: secret for version, secret in self.secrets.items() if version >= least}
+        return self.described()
+
+    def encrypt(self, given: dict[str, Any]) -> Answer:
+        version = given.get("key_version") or self.latest
+        if version > self.latest:
+            return vault_error(400, "requested version for encryption is higher than the latest key version")
+        if version < self.least_encryption:
+            return vault_error(
+                400, "requested version for encryption is less than the minimum encryption key version"
+            )
+        nonce = os.urandom(12)
+        sealed = nonce + AESGCM(self.secrets[version][0]).encrypt(
+            nonce, base64.b64decode(given["plaintext"]), base64.b64decode(given.get("associated_data", ""))
+        )
+        text = f"vault:v{version}:{base64.b64encode(sealed).decode()}"
+        return 200, {"data": {"ciphertext": text, "key_version": version}}
+
+    def decrypt(self, given: dict[str, Any]) -> Answer:
+        match = re.fullmatch(r"vault:v(\d+):(.*)", given["ciphertext"])
+        if match is None:
+            return vault_error(400, "invalid ciphertext: no prefix")
+        version = int(match[1])
+        if version > self.latest:
+            return vault_error(400, "invalid ciphertext: version is too new")
+        if version < self.least_decryption:
+            return vault_error(400, "ciphertext or signature version is disallowed by policy (too old)")
+        sealed = base64.b64decode(match[2])
+        if len(sealed) < 12:
+            return vault_error(400, "invalid ciphertext length")
+        try:
+            plaintext = AESGCM(self.secrets[version][0]).decrypt(
+                sealed[:12], sealed[12:], base64.b64decode(given.get("associated_data", ""))
+            )
+        except (InvalidTag, ValueError):
+            return vault_error(400, "cipher: message authentication failed")
+        return 200, {"data": {"plaintext": base64.b64encode(plaintext).decode()}}
+
+    def hmac(self, given: dict[str, Any]) -> Answer:
+        version = given.get("key_version") or self.latest
+        if version < self.least_encryption or version not in self.secrets:
+            return vault_error(400, "cannot generate HMAC: version is too old (disallowed by policy)")
+        made = hmac.digest(self.secrets[version][1], base64.b64decode(given["input"]), "sha256")
+        return 200, {"data": {"hmac": f"vault:v{version}:{base64.b64encode(made).decode()}"}}
+
+
+class VaultDoor(Door):
+    """A stand-in for Vault with a transit engine; its keys outlive a restart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mount = "transit"
+        self.keys: dict[str, TransitKey] = {}
+        self.tokens: set[str] = set()
+        self.namespaces: set[str | None] = set()
+        self.seen: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+
+    def operation(self, request: BaseHTTPRequestHandler) -> str:
+        path = request.path.removeprefix(f"/v1/{self.mount}/").split("/")
+        if path[0] != "keys":
+            return path[0]
+        return path[2] if len(path) > 2 else "read" if request.command == "GET" else "create"
+
+    def answered(self, request: BaseHTTPRequestHandler, operation: str, body: bytes) -> Answer:
+        self.namespaces.add(request.headers.get("X-Vault-Namespace"))
+        given = json.loads(body or b"{}")
+        self.seen.append(given)
+        if request.headers.get("X-Vault-Token") not in self.tokens:
+            return vault_error(403, "permission denied")
+        if not request.path.startswith(f"/v1/{self.mount}/"):
+            return vault_error(404, f"no handler for route {request.path!r}. route entry not found.")
+        name = request.path.removeprefix(f"/v1/{self.mount}/").split("/")[1]
+        with self.lock:
+            if operation == "create":
+                created = name not in self.keys
+                key = self.keys.setdefault(name, TransitKey(name, given))
+                status, answer = key.described()
+                return status, answer if created else {**answer, "warnings": [f"key {name} already existed"]}
+            if name not in self.keys:
+                if operation == "encrypt":  # who may update and not create makes no key in passing
+                    return vault_error(403, "1 error occurred:", "permission denied")
+                return vault_error(404) if operation == "read" else vault_error(400, "encryption key not found")
+            key = self.keys[name]
+            if operation == "read":
+                return key.described()
+            if operation == "rotate":
+                key.rotate()
+                return 204, None  # newer versions describe the key instead
+            work = {"config": key.configure, "encrypt": key.encrypt, "decrypt": key.decrypt, "trim": key.trim}
+            return {**work, "hmac": key.hmac}[operation](given)

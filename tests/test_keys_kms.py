@@ -84,7 +84,7 @@ def keys(door: KmsDoor, prefix: str) -> KmsKeys:
     made = KmsKeys(prefix, region="eu-central-1", endpoint=door.url, tries=1)
     for org in (ORG, OTHER_ORG):
         made.new_version(org)
-        made._forget(org)
+        made.forget(org)
     door.take_asked()
     return made
 
@@ -151,7 +151,7 @@ def test_aliases_are_found_on_every_page_and_those_of_others_are_none(
         client.create_alias(AliasName=name, TargetKeyId=arn)
     door.page = 2
     door.take_asked()
-    keys._forget(ORG)
+    keys.forget(ORG)
     assert keys.current_version(ORG) == 4
     assert len(door.take_asked()) > 4
     assert keys.current_version(OTHER_ORG) == 1
@@ -322,7 +322,7 @@ def test_a_request_is_tried_three_times_and_no_more(door: KmsDoor, prefix: str, 
     assert patient.current_version(ORG) == 1
     assert door.take_asked() == ["ListAliases"] * 3
     door.fault = answering(kms_error("ThrottlingException"))
-    patient._forget(ORG)
+    patient.forget(ORG)
     with pytest.raises(KeyringError, match="slow down"):
         patient.current_version(ORG)
     assert door.take_asked() == ["ListAliases"] * 3
@@ -507,7 +507,7 @@ def test_a_version_under_an_alias_that_was_turned_to_another_key_is_told_by_its_
     client = keys._connected()
     other = client.create_key()["KeyMetadata"]["Arn"]
     client.update_alias(AliasName=f"{prefix}/{org_name(ORG)}/v1", TargetKeyId=other)
-    keys._forget(ORG)
+    keys.forget(ORG)
     with pytest.raises(WrongKeyError):
         unwrap_checked(keys, ORG, version=1, fingerprint=mark, wrapped=wrapped, context=CONTEXT)
     with pytest.raises(SealBrokenError):

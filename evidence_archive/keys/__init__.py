@@ -1,9 +1,10 @@
-"""Where the key-encryption keys of orgs are kept, and how they are opened."""
+"""Where the key-encryption keys of orgs are kept, and how they are opened; docs/keys.md tells which is for whom."""
 
 import os
 
 from evidence_archive.errors import KeyringError, WrongKeyError
 from evidence_archive.keys.roots import EnvironmentKeys, FileKeys, added_version, new_keys, removed_version
+from evidence_archive.keys.service import ServiceKeys
 from evidence_archive.ports import KeyProvider
 
 __all__ = [
@@ -23,7 +24,8 @@ def open_provider(keys: str | os.PathLike[str] | KeyProvider) -> KeyProvider:
     Args:
         keys: ``"env:NAME"`` for :class:`EnvironmentKeys`; ``"command:PROGRAM ARG..."`` for
             :class:`~evidence_archive.keys.command.CommandKeys`; ``"kms:alias/prefix?region=..."`` for
-            :class:`~evidence_archive.keys.kms.KmsKeys`; any other string or path for :class:`FileKeys`; or a
+            :class:`~evidence_archive.keys.kms.KmsKeys`; ``"transit:https://host:8200/mount?key=..."`` for
+            :class:`~evidence_archive.keys.transit.TransitKeys`; any other string or path for :class:`FileKeys`; or a
             provider, which is returned as it is.
 
     Raises:
@@ -41,11 +43,17 @@ def open_provider(keys: str | os.PathLike[str] | KeyProvider) -> KeyProvider:
             from evidence_archive.keys.kms import open_kms
 
             return open_kms(rest)
+        if separator and scheme == "transit":
+            from evidence_archive.keys.transit import open_transit
+
+            return open_transit(rest)
     if isinstance(keys, str | os.PathLike):
         return FileKeys(keys)
     verbs = ("current_version", "fingerprint", "wrap", "unwrap")
     if isinstance(keys, type) or not all(callable(getattr(keys, verb, None)) for verb in verbs):
-        raise KeyringError("Keys are a path, 'env:NAME', 'command:PROGRAM', 'kms:alias/...' or a key provider.")
+        raise KeyringError(
+            "Keys are a path, 'env:NAME', 'command:PROGRAM', 'kms:alias/...', 'transit:https://...' or a provider."
+        )
     return keys
 
 
@@ -66,7 +74,11 @@ def unwrap_checked(
         KeyNotFoundError: the provider does not have the version.
         SealBrokenError: the key is right, the bytes or their place are not.
     """
-    if provider.fingerprint(org, version) != fingerprint:
+    found = provider.fingerprint(org, version)
+    if found != fingerprint and isinstance(provider, ServiceKeys):
+        provider.forget(org)  # what is remembered may be of a key that was there by mistake, and is gone
+        found = provider.fingerprint(org, version)
+    if found != fingerprint:
         raise WrongKeyError(
             f"Key version {version} at the provider is not the one this store was sealed with: use the right keys."
         )

@@ -88,7 +88,7 @@ class CommandKeys(ServiceKeys):
             KeyringError: the command cannot make one, or answers with something else.
         """
         answer = self._asked("new_version", {"org": org}, {"version"})
-        self._forget(org)
+        self.forget(org)
         version = answer["version"]
         if type(version) is not int or not 1 <= version < VERSION_MAX:
             self._nonsense()
@@ -110,7 +110,7 @@ class CommandKeys(ServiceKeys):
         self._check_retirable(version, known)
         with contextlib.suppress(KeyNotFoundError):
             self._asked("retire", {"org": org, "version": version}, set())
-        self._forget(org)
+        self.forget(org)
 
     def reopened(self) -> "CommandKeys":
         """Another object over the same command, with nothing remembered.
@@ -162,7 +162,7 @@ class CommandKeys(ServiceKeys):
 
     def _refuse(self, verb: str, request: Mapping[str, Any], error: object) -> NoReturn:
         if error in ("not_found", "wrong_key"):
-            self._forget(request["org"])
+            self.forget(request["org"])
         if error == "not_found":
             what = f"key version {request['version']}" if "version" in request else "this org's key"
             raise KeyNotFoundError(

@@ -224,7 +224,7 @@ class KmsKeys(ServiceKeys):
             self._told("disable_key", KeyId=arn)
         if state not in ("PendingDeletion", "PendingReplicaDeletion", None):
             self._told("schedule_key_deletion", KeyId=arn, PendingWindowInDays=self._named["deletion_days"])
-        self._forget(org)
+        self.forget(org)
 
     def reopened(self) -> "KmsKeys":
         """Another object over the same keys, with nothing remembered and a connection of its own.
@@ -311,7 +311,7 @@ class KmsKeys(ServiceKeys):
 
     def _forget_if_gone(self, refused: _RefusedError, org: str) -> None:
         if refused.pending_deletion or refused.code in _GONE or refused.code in _DENIED:
-            self._forget(org)
+            self.forget(org)
 
     def _meant(self, refused: _RefusedError, version: int | None = None) -> EvidenceArchiveError:
         """The error of ours that a refusal is."""

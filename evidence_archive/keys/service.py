@@ -157,6 +157,10 @@ class ServiceKeys(ABC):
             " data that belongs to a key."
         )
 
+    def forget(self, org: str) -> None:
+        """What the service said of an org's keys is asked for again at the next use."""
+        self._memory.forget(self._listing(org))
+
     def _known(self, org: str, version: int | None = None) -> Known:
         """What there is of an org, with this version in it; asked for again before anything is said to be missing."""
         called = self._called(org)
@@ -175,11 +179,8 @@ class ServiceKeys(ABC):
 
     def _anew(self, org: str) -> Known | None:
         """What there is of an org now, whatever is remembered."""
-        self._forget(org)
+        self.forget(org)
         return self._memory.get(self._listing(org)).get(self._called(org))
-
-    def _forget(self, org: str) -> None:
-        self._memory.forget(self._listing(org))
 
     def _sealed(self, wrapped: bytes, version: int) -> bytes:
         """What the service made of a wrapped key; all else of it is as :meth:`wrap` writes it."""
