@@ -394,6 +394,17 @@ def test_a_command_that_is_none_is_refused_and_not_repeated(line: str):
     assert "no-such" not in str(caught.value)
 
 
+def test_a_program_that_cannot_be_started_is_an_error_and_works_once_it_can(tmp_path: Path):
+    broken = tmp_path / "broken"
+    broken.write_text("#!/no/such/interpreter\n")
+    broken.chmod(0o700)
+    keys = open_provider(f"command:{broken}")
+    with pytest.raises(KeyringError, match="cannot be started"):
+        keys.current_version(ORG)
+    broken.write_text(f'#!/bin/sh\necho \'{{"protocol": "{PROTOCOL}", "current": 1, "keys": {{"1": "a"}}}}\'\n')
+    assert keys.current_version(ORG) == 1
+
+
 def test_a_command_line_is_split_and_reaches_no_shell(tmp_path: Path):
     argv = reference(tmp_path)
     marker = tmp_path / "marker"

@@ -441,6 +441,21 @@ def test_a_retirement_that_was_cut_off_is_brought_to_its_end(keys: KmsKeys, door
     assert keys._state(keys._known(ORG, 1).names[1]) == "PendingDeletion"
 
 
+@pytest.mark.parametrize("step", ["CreateKey", "CreateAlias", "ListAliases", "DescribeKey"])
+def test_a_service_that_fails_on_the_way_leaves_the_versions_as_they_were(keys: KmsKeys, door: KmsDoor, step: str):
+    keys.new_version(ORG)
+
+    def failing(operation: str, asked: dict[str, Any]) -> Answer | None:
+        return kms_error("KMSInternalException") if operation == step else None
+
+    door.fault = failing
+    with pytest.raises(KeyringError):
+        keys.new_version(ORG) if step != "DescribeKey" else keys.retire(ORG, 1)
+    door.fault = None
+    assert keys.versions(ORG) == (1, 2)
+    assert keys.new_version(ORG) == 3
+
+
 def test_an_alias_that_was_made_although_the_answer_got_lost_is_not_made_twice(keys: KmsKeys, door: KmsDoor):
     client = keys._connected()
 
@@ -533,6 +548,7 @@ def test_a_version_under_an_alias_that_was_turned_to_another_key_is_told_by_its_
         "alias/a?endpoint=http://kms.example.com",
         "alias/a?endpoint=https://127.0.0.1/path",
         "alias/a?endpoint=https://127.0.0.1:0",
+        "alias/a?endpoint=https://[::1",
         "alias/a?endpoint=https://made:up-secret@127.0.0.1",
         "alias/a?secret=up-secret",
         "alias/a?up-secret",
