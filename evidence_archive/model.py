@@ -439,6 +439,8 @@ class Limits:
     store_wait_ms_max: int = 5_000
     store_failures_max: int = 3
     suspension_seconds: int = 60
+    quota_originals_max: int = 2**50
+    quota_bytes_max: int = 2**50
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,32 @@ import hashlib
 import json
 import os
 import re
-import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, StringConstraints, Tag
-from pydantic import ValidationError as _ValidationError
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from evidence_archive.errors import PolicyError
 from evidence_archive.model import Facts, Limits
+from evidence_archive.policy_file import (
+    FILE_BYTES_MAX,
+    NO_RULE,
+    REGEX_WORDS,
+    TABLES,
+    TOO_LARGE,
+    ArchiveTable,
+    Effect,
+    ExampleTable,
+    LiveTable,
+    PolicyFile,
+    RegexTable,
+    SelectingTable,
+    read_file,
+    wrong,
+)
 
 __all__ = [
     "CONTENT_CHARS_MAX",
@@ -41,264 +53,17 @@ __all__ = [
     "Step",
 ]
 
-Effect = Literal["allow", "never"]
-
 Openings = tuple[frozenset[str] | None, ...]
 """Who may restore: every entry must let the principal through; ``None`` is "the session's owner"."""
 
 MayRestore = Callable[[bool, frozenset[str], Openings], bool]
 """Answers ``(subject_is_owner, roles, openings)``; the real one is ``access.may_restore``."""
 
-FILE_BYTES_MAX = 1024 * 1024
-"""Largest policy file, in bytes."""
-
 CONTENT_CHARS_MAX = 1_000_000
 """Longest text a ``content.regex`` is searched in, in characters; a longer one counts as matched."""
 
-_TOO_LARGE = f"is too large; allowed: {FILE_BYTES_MAX} bytes (1 MiB)"
 _CACHED_NAMES_MAX = 1024
 _CACHED_NAME_CHARS_MAX = 256
-_NO_RULE = "default"
-
-
-# --- the file ---------------------------------------------------------------------------------------------------
-
-_NAME_WORDS = "a string of 1 to 256 characters without control characters"
-_NAMES_WORDS = f"a list of 1 to 200 entries, each {_NAME_WORDS}"
-_ID_WORDS = "1 to 64 ASCII letters, digits, '.', '_' or '-', the first a letter or digit"
-_REGEX_WORDS = (
-    "a pattern of 1 to 200 characters that runs in linear time: no look-around, no back-references, no counted "
-    "repetition such as {3}, a brace only as \\{ or in \\p{L}"
-)
-
-_Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-_Name = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
-_Names = Annotated[list[_Name], Field(min_length=1, max_length=200)]
-_Line = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[^\p{C}\p{Zl}\p{Zp}]*$")]
-_Count = Annotated[int, Field(ge=0, le=1_000_000_000)]
-
-
-def _listed(value: object) -> object:
-    """One string stands for a list of one."""
-    return [value] if isinstance(value, str) else value
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class _Head(_Table):
-    name: _Id = Field(description=_ID_WORDS)
-    version: int = Field(ge=1, le=1_000_000_000, description="an integer from 1 to 1000000000")
-    default: Effect = Field(description="'allow' or 'never'")
-
-
-_LIMIT_BOUNDS: Mapping[str, tuple[int, int]] = {
-    "label_chars_min": (1, 1_000_000),
-    "note_chars_max": (100, 20_000),
-    "batch_items_max": (1, 1_000),
-    "original_bytes_max": (1_024, 2 * 1024 * 1024 * 1024),  # the most an envelope holds
-    "restore_tokens_max": (100, 1_000_000),
-    "restores_per_turn_max": (1, 100),
-    "pattern_matches_max": (1, 10_000),
-    "view_wait_ms_max": (10, 60_000),
-    "store_wait_ms_max": (10, 600_000),
-    "store_failures_max": (1, 100),
-    "suspension_seconds": (1, 86_400),
-}
-
-
-def _limit(name: str) -> Any:
-    low, high = _LIMIT_BOUNDS[name]
-    return Field(default=getattr(Limits(), name), ge=low, le=high, description=f"an integer from {low} to {high}")
-
-
-class _Limits(_Table):
-    label_chars_min: int = _limit("label_chars_min")
-    note_chars_max: int = _limit("note_chars_max")
-    batch_items_max: int = _limit("batch_items_max")
-    original_bytes_max: int = _limit("original_bytes_max")
-    restore_tokens_max: int = _limit("restore_tokens_max")
-    restores_per_turn_max: int = _limit("restores_per_turn_max")
-    pattern_matches_max: int = _limit("pattern_matches_max")
-    view_wait_ms_max: int = _limit("view_wait_ms_max")
-    store_wait_ms_max: int = _limit("store_wait_ms_max")
-    store_failures_max: int = _limit("store_failures_max")
-    suspension_seconds: int = _limit("suspension_seconds")
-
-
-class _Selecting(_Table):
-    tools: _Names | None = Field(default=None, description=_NAMES_WORDS)
-    sensitivity: _Names | None = Field(default=None, description=_NAMES_WORDS)
-    kind: _Names | None = Field(default=None, description=_NAMES_WORDS)
-
-
-class _Regex(_Table):
-    regex: str = Field(min_length=1, max_length=200, description=_REGEX_WORDS)
-
-
-_Content = Annotated[
-    Annotated[str, StringConstraints(min_length=1, max_length=1000), Tag("literal")]
-    | Annotated[_Regex, Tag("table")],
-    Discriminator(lambda value: "table" if isinstance(value, dict) else "literal"),
-]
-
-
-class _Archive(_Selecting):
-    id: _Id = Field(description=_ID_WORDS)
-    effect: Effect = Field(description="'allow' or 'never'")
-    reason: _Line | None = Field(default=None, description="one line of 1 to 500 printable characters")
-    size_chars_min: _Count | None = Field(default=None, description="an integer from 0 to 1000000000")
-    age_turns_min: _Count | None = Field(default=None, description="an integer from 0 to 1000000000")
-    content: _Content | None = Field(
-        default=None, description="a literal string of 1 to 1000 characters, or a table {regex = '...'}"
-    )
-
-
-class _LiveTable(_Table):
-    tools: _Names = Field(description=_NAMES_WORDS)
-    ask: _Name | None = Field(default=None, description=_NAME_WORDS)
-    max_age_seconds: _Count | None = Field(default=None, description="an integer from 0 to 1000000000")
-
-
-class _Restore(_Selecting):
-    id: _Id | None = Field(default=None, description=_ID_WORDS)
-    roles: _Names = Field(description=_NAMES_WORDS)
-
-
-class _Retention(_Selecting):
-    days: int = Field(ge=1, le=36_500, description="an integer from 1 to 36500")
-
-
-class _Test(_Table):
-    tool: _Name = Field(description=_NAME_WORDS)
-    result_tool: _Name | None = Field(default=None, description=_NAME_WORDS)
-    sensitivity: Annotated[_Names, BeforeValidator(_listed)] | None = Field(
-        default=None, description=f"a string, or {_NAMES_WORDS}"
-    )
-    kind: _Name | None = Field(default=None, description=_NAME_WORDS)
-    size_chars: _Count | None = Field(default=None, description="an integer from 0 to 1000000000")
-    age_turns: _Count = Field(default=0, description="an integer from 0 to 1000000000")
-    text: str | None = Field(default=None, max_length=10_000, description="a string of at most 10000 characters")
-    expect: Effect | None = Field(default=None, description="'allow' or 'never'")
-    rule: _Id | None = Field(default=None, description="the id of an [[archive]] rule, or 'default'")
-    restore: Literal["granted", "denied"] | None = Field(default=None, description="'granted' or 'denied'")
-    roles: _Names | None = Field(default=None, description=_NAMES_WORDS)
-    owner: bool | None = Field(default=None, description="true or false")
-    live: bool | None = Field(default=None, description="true or false")
-    retention_days: int | None = Field(
-        default=None, ge=0, le=36_500, description="an integer from 0 (no rule) to 36500"
-    )
-
-
-def _tables(name: str) -> Any:
-    return Field(default=[], max_length=1000, description=f"at most 1000 tables, each written [[{name}]]")
-
-
-class _File(_Table):
-    policy: _Head = Field(description="a table, written [policy]")
-    limits: _Limits = Field(default=_Limits(), description="a table, written [limits]")
-    archive: list[_Archive] = _tables("archive")
-    live: list[_LiveTable] = _tables("live")
-    restore: list[_Restore] = _tables("restore")
-    retention: list[_Retention] = _tables("retention")
-    test: list[_Test] = _tables("test")
-
-
-TABLES: Mapping[str, type[BaseModel]] = MappingProxyType(
-    {
-        "": _File,
-        "policy": _Head,
-        "limits": _Limits,
-        "archive": _Archive,
-        "archive.content": _Regex,
-        "live": _LiveTable,
-        "restore": _Restore,
-        "retention": _Retention,
-        "test": _Test,
-    }
-)
-"""Every table of a policy file, by its dotted name, with the model that holds its keys."""
-
-
-# --- an author's mistakes, in words -----------------------------------------------------------------------------
-
-
-def _wrong(key: str | None, words: str) -> PolicyError:
-    """What is wrong at which place; :meth:`Policy.loads` says in which file."""
-    return PolicyError(words, key=key)
-
-
-_TYPE_WORDS = {
-    str: "a string",
-    bool: "a boolean",
-    int: "an integer",
-    float: "a float",
-    list: "a list",
-    dict: "a table",
-}
-
-
-def _quoted(part: str) -> str:
-    """A key as it may stand in a message: bare where TOML allows it, else escaped, and never long."""
-    if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", part):
-        return part
-    return json.dumps(part if len(part) <= 64 else part[:63] + "…", ensure_ascii=True)
-
-
-def _place(loc: Sequence[int | str]) -> str:
-    """``archive[2].effect``, counted from 0."""
-    words = "".join(f"[{part}]" if isinstance(part, int) else f".{_quoted(part)}" for part in loc)
-    return words.removeprefix(".")
-
-
-def _mistake_of(error: _ValidationError) -> PolicyError:
-    """The first mistake of a file, an unknown key before anything else, since it often explains the rest."""
-    details = error.errors(include_url=False, include_context=False)
-    detail = min(details, key=lambda each: each["type"] != "extra_forbidden")
-    loc = detail["loc"]
-    if loc[2:3] == ("content",):  # the tag of the union is pydantic's, not the author's
-        loc = loc[:3] + loc[4:]
-    names = [part for part in loc if isinstance(part, str)]
-    table = TABLES[".".join(names[:-1])]
-    if detail["type"] == "extra_forbidden":
-        return _wrong(_place(loc), f"is not a known key; allowed here: {', '.join(table.model_fields)}")
-    allowed = table.model_fields[names[-1]].description
-    if detail["type"] == "missing":
-        wrong = "is missing"
-    elif detail["type"].endswith("_type"):
-        wrong = f"is {_TYPE_WORDS.get(type(detail['input']), 'a date or time')}, which is not allowed"
-    else:
-        wrong = "has a value that is not allowed"
-    return _wrong(_place(loc), f"{wrong}; allowed: {allowed}")
-
-
-def _check_meaning(file: _File) -> None:
-    """What no single key can say: ids are unique, keys fit each other.
-
-    Raises:
-        PolicyError: they do not.
-    """
-    ids = {_NO_RULE: f"{_NO_RULE!r} stands for no rule"}
-    named: list[tuple[str, str | None]] = [(f"archive[{at}].id", rule.id) for at, rule in enumerate(file.archive)]
-    named += [(f"restore[{at}].id", opening.id) for at, opening in enumerate(file.restore)]
-    for key, rule_id in named:
-        if rule_id in ids:
-            raise _wrong(key, f"is taken ({ids[rule_id]}); allowed: an id that no other rule has")
-        if rule_id is not None:
-            ids[rule_id] = f"{key} is {rule_id!r} too"
-    for at, rule in enumerate(file.archive):
-        if rule.content is not None and rule.effect != "never":
-            raise _wrong(f"archive[{at}].content", "needs effect = 'never'; words of a result can only deny")
-    known = {rule.id for rule in file.archive} | {_NO_RULE}
-    for at, test in enumerate(file.test):
-        if (test.expect, test.restore, test.live, test.retention_days) == (None, None, None, None):
-            raise _wrong(f"test[{at}]", "expects nothing; allowed: expect, restore, live, retention_days")
-        if test.rule is not None and (test.expect is None or test.rule not in known):
-            raise _wrong(f"test[{at}].rule", "needs expect, and must be the id of an [[archive]] rule or 'default'")
-        if test.restore is None and (test.roles is not None or test.owner is not None):
-            key = "roles" if test.roles is not None else "owner"
-            raise _wrong(f"test[{at}].{key}", "needs restore = 'granted' or 'denied'")
 
 
 # --- rules, ready to match --------------------------------------------------------------------------------------
@@ -312,7 +77,7 @@ class _Selector:
     kind: frozenset[str] | None
 
     @classmethod
-    def of(cls, table: _Selecting) -> Self:
+    def of(cls, table: SelectingTable) -> Self:
         return cls(
             globs=None if table.tools is None else tuple(table.tools),
             pattern=None if table.tools is None else _compiled(table.tools),
@@ -357,7 +122,7 @@ class _Rule:
     selector: _Selector
     size_chars_min: int
     age_turns_min: int
-    content: str | _Regex | None
+    content: str | RegexTable | None
     found: Callable[[str], bool] | None = field(compare=False)
     decision: "Decision"
 
@@ -402,7 +167,7 @@ def _compiled(globs: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(fnmatch.translate, globs)))
 
 
-def _finder(content: str | _Regex, key: str) -> Callable[[str], bool]:
+def _finder(content: str | RegexTable, key: str) -> Callable[[str], bool]:
     """A search that takes time linear in the text, whatever the pattern.
 
     The engine is the Rust ``regex`` crate inside pydantic-core: finite automata, no backtracking, a bound on the
@@ -414,14 +179,14 @@ def _finder(content: str | _Regex, key: str) -> Callable[[str], bool]:
     """
     if isinstance(content, str):
         return lambda text: content in text
-    words = f"is not such a pattern; allowed: {_REGEX_WORDS}"
+    words = f"is not such a pattern; allowed: {REGEX_WORDS}"
     if "{" in re.sub(r"(?s)\\(?:[pPxuU]\{[^{}\n]*\}|.)", "", content.regex):
-        raise _wrong(f"{key}.regex", words)
+        raise wrong(f"{key}.regex", words)
     try:
         schema = core_schema.str_schema(strict=True, pattern=content.regex, regex_engine="rust-regex")
         engine = SchemaValidator(schema)
     except SchemaError:
-        raise _wrong(f"{key}.regex", words) from None
+        raise wrong(f"{key}.regex", words) from None
 
     def found(text: str) -> bool:
         # Lone surrogates become '?': the engine would refuse the text, which must not read as "not found".
@@ -430,7 +195,7 @@ def _finder(content: str | _Regex, key: str) -> Callable[[str], bool]:
     return found
 
 
-def _rule_of(table: _Archive, at: int) -> _Rule:
+def _rule_of(table: ArchiveTable, at: int) -> _Rule:
     verb = "allows it" if table.effect == "allow" else "never allows it"
     return _Rule(
         selector=_Selector.of(table),
@@ -549,15 +314,15 @@ class PolicyReport:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Compiled:
     archive: tuple[_Rule, ...]
-    live: tuple[tuple[re.Pattern[str], _LiveTable], ...]
+    live: tuple[tuple[re.Pattern[str], LiveTable], ...]
     restore: tuple[tuple[_Selector, frozenset[str]], ...]
     retention: tuple[tuple[_Selector, int], ...]
-    tests: tuple[_Test, ...]
+    tests: tuple[ExampleTable, ...]
     fallback: Decision
     candidates: Callable[[str], tuple[_Rule, ...]]
 
     @classmethod
-    def of(cls, file: _File) -> Self:
+    def of(cls, file: PolicyFile) -> Self:
         archive = tuple(_rule_of(table, at) for at, table in enumerate(file.archive))
         strictest_first = sorted(archive, key=lambda rule: rule.decision.effect != "never")
 
@@ -572,7 +337,7 @@ class _Compiled:
             restore=tuple((_Selector.of(table), frozenset(table.roles)) for table in file.restore),
             retention=tuple((_Selector.of(table), table.days) for table in file.retention),
             tests=tuple(file.test),
-            fallback=Decision(default, _NO_RULE, f"no rule matched, and the default of the policy is {default}"),
+            fallback=Decision(default, NO_RULE, f"no rule matched, and the default of the policy is {default}"),
             candidates=lambda tool: (cached if len(tool) <= _CACHED_NAME_CHARS_MAX else candidates)(tool),
         )
 
@@ -595,6 +360,7 @@ class Policy:
     Args:
         name, version: as the author calls it.
         limits: bounds it sets; those it does not name keep their defaults.
+        custodians: roles that may hold, shred, rotate keys, verify, export and back up.
         digest: sha256, 64 hex digits, of the content as canonical JSON: comments and the order of keys do not count,
             tests do.
         path: the file, or ``None``.
@@ -603,6 +369,7 @@ class Policy:
     name: str
     version: int
     limits: Limits
+    custodians: frozenset[str]
     digest: str
     path: str | None = field(compare=False)
     _compiled: _Compiled = field(repr=False, compare=False)
@@ -625,7 +392,7 @@ class Policy:
             why = getattr(error, "strerror", None) or "this is not a file name"
             raise PolicyError(f"Policy {shown} cannot be read: {why}.", path=shown) from error
         if len(data) > FILE_BYTES_MAX:
-            raise PolicyError(f"Policy {shown} {_TOO_LARGE}.", path=shown)
+            raise PolicyError(f"Policy {shown} {TOO_LARGE}.", path=shown)
         try:
             return cls.loads(data.decode(), shown)
         except UnicodeDecodeError as error:
@@ -644,12 +411,7 @@ class Policy:
             PolicyError: it is not TOML, or not a policy. ``key`` is the dotted place, counted from 0 in lists.
         """
         try:
-            data = _parsed(text)
-            try:
-                file = _File.model_validate(data)
-            except _ValidationError as error:
-                raise _mistake_of(error) from None  # a cause would print the author's values
-            _check_meaning(file)
+            data, file = read_file(text)
             compiled = _Compiled.of(file)
         except PolicyError as error:
             where = " ".join(filter(None, ("Policy", path, error.key)))
@@ -659,6 +421,7 @@ class Policy:
             name=file.policy.name,
             version=file.policy.version,
             limits=Limits(**file.limits.model_dump()),
+            custodians=frozenset(file.custody.roles),
             digest=hashlib.sha256(canonical.encode("ascii")).hexdigest(),
             path=path,
             _compiled=compiled,
@@ -762,7 +525,7 @@ class Policy:
             warnings=tuple(self._warnings()),
         )
 
-    def _outcome(self, index: int, test: _Test, may_restore: MayRestore) -> Outcome:
+    def _outcome(self, index: int, test: ExampleTable, may_restore: MayRestore) -> Outcome:
         facts = _facts_of(test)
         got: list[str] = []
         expected: list[str] = []
@@ -812,54 +575,7 @@ class Policy:
                     break
 
 
-def _parsed(text: str) -> dict[str, Any]:
-    """The tables of a TOML text.
-
-    Raises:
-        PolicyError: it is too large, or not TOML.
-    """
-    if len(text) > FILE_BYTES_MAX or len(text.encode("utf-8", "surrogatepass")) > FILE_BYTES_MAX:
-        raise _wrong(None, _TOO_LARGE)
-    try:
-        text.encode()
-        return tomllib.loads(text.removeprefix("\ufeff"))
-    except UnicodeEncodeError:
-        raise _wrong(None, "holds a lone surrogate; allowed: UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise _wrong(None, f"is not TOML: {_syntax(str(error), text)}") from None
-    except RecursionError:
-        raise _wrong(None, "is nested too deep; allowed: the tables that policies/README.md lists") from None
-    except ValueError:
-        raise _wrong(None, "holds a number or date that is not allowed") from None
-
-
-def _syntax(words: str, text: str) -> str:
-    """The place of a syntax error and what the parser says of it, without the author's text."""
-    found = re.search(r"\(at line (\d+), column (\d+)\)", words)
-    lines = text.split("\n")
-    line, column = found.groups() if found else (len(lines), len(lines[-1]) + 1)
-    said = words.partition(" (at ")[0]
-    own = next((what for head, what in _SYNTAX_WORDS.items() if said.startswith(head)), None)
-    if own is None and (said.startswith(_SYNTAX_SAFE) or not re.search(r"['\"(\[]", said)):
-        own = said[:1].lower() + said[1:]
-    return f"line {line}, column {column}: {own or 'a syntax error'}"
-
-
-_SYNTAX_SAFE = ("Expected ", "Unescaped ")
-"""What the parser quotes behind these words is TOML's punctuation."""
-
-_SYNTAX_WORDS = {
-    "Cannot declare ": "a table is declared twice",
-    "Cannot mutate immutable ": "an inline table or array is added to",
-    "Cannot redefine ": "a table or key is defined twice",
-    "Duplicate inline table key ": "an inline table holds a key twice",
-    "Found invalid character ": "a character that is not allowed there",
-    "Illegal character ": "a character that is not allowed there",
-}
-"""What is said instead where the parser quotes the author's text."""
-
-
-def _facts_of(test: _Test) -> Facts:
+def _facts_of(test: ExampleTable) -> Facts:
     return Facts(
         tools=tuple(dict.fromkeys(name for name in (test.tool, test.result_tool) if name is not None)),
         sensitivity=frozenset(test.sensitivity or ()),
@@ -870,7 +586,7 @@ def _facts_of(test: _Test) -> Facts:
     )
 
 
-def _description_of(test: _Test) -> str:
+def _description_of(test: ExampleTable) -> str:
     words = [test.tool]
     if test.result_tool is not None:
         words.append(f"answered as {test.result_tool}")

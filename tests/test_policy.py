@@ -18,6 +18,7 @@ from evidence_archive.access import may_restore
 from evidence_archive.errors import PolicyError
 from evidence_archive.model import Facts, Limits
 from evidence_archive.policy import CONTENT_CHARS_MAX, FILE_BYTES_MAX, TABLES, Policy
+from evidence_archive.policy_file import LIMIT_BOUNDS
 
 POLICIES = Path(__file__).resolve().parent.parent / "policies"
 HEAD = '[policy]\nname = "p"\nversion = 1\ndefault = "{}"\n'
@@ -594,6 +595,7 @@ def test_an_allow_rule_under_a_default_that_allows_is_warned_of():
 TABLE_TEXTS = {
     "": "",
     "policy": "",
+    "custody": "[custody]\n",
     "limits": "[limits]\n",
     "archive": '[[archive]]\nid = "r"\neffect = "never"\n',
     "archive.content": '[[archive]]\nid = "r"\neffect = "never"\n[archive.content]\nregex = "a"\n',
@@ -612,7 +614,9 @@ def test_an_unknown_key_is_refused_in_every_table(table):
     text = "efect = 1\n" + head if table == "" else head + rest + "efect = 1\n"
     with pytest.raises(PolicyError) as caught:
         Policy.loads(text)
-    place = {"": "", "policy": "policy.", "limits": "limits."}.get(table, f"{PLACES.get(table, f'{table}[0]')}.")
+    place = {"": "", "policy": "policy.", "limits": "limits.", "custody": "custody."}.get(
+        table, f"{PLACES.get(table, f'{table}[0]')}."
+    )
     assert caught.value.key == f"{place}efect"
     assert "not a known key" in str(caught.value)
     assert all(key in str(caught.value) for key in TABLES[table].model_fields)
@@ -871,7 +875,7 @@ def test_limits_are_those_of_the_vocabulary_with_the_bounds_around_the_defaults(
     assert policy().limits == Limits()
     assert policy("[limits]\nnote_chars_max = 100\n").limits == Limits(note_chars_max=100)
     for limit in fields(Limits):
-        low, high = policy_module._LIMIT_BOUNDS[limit.name]
+        low, high = LIMIT_BOUNDS[limit.name]
         assert 0 < low < limit.default < high
         for value in (low, high):
             assert getattr(policy(f"[limits]\n{limit.name} = {value}\n").limits, limit.name) == value
@@ -885,6 +889,7 @@ SECTIONS = {
     "### Tables": "",
     "### `[policy]`": "policy",
     "### `[limits]`": "limits",
+    "### `[custody]`": "custody",
     "### `[[archive]]`": "archive",
     "### `[[archive]]` `content`": "archive.content",
     "### `[[live]]`": "live",
@@ -930,7 +935,7 @@ def test_the_readme_lists_every_key_with_its_default_and_no_other():
     found = documented(text)
     assert undocumented(found) == []
     for name, row in found["limits"].items():
-        assert (int(row["minimum"]), int(row["maximum"])) == policy_module._LIMIT_BOUNDS[name]
+        assert (int(row["minimum"]), int(row["maximum"])) == LIMIT_BOUNDS[name]
         assert row["unit"]
 
 
