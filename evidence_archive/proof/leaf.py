@@ -14,20 +14,32 @@ from evidence_archive.errors import AuditBrokenError, FormatError, UnsupportedVe
 from evidence_archive.model import ce, ce_read
 
 __all__ = [
+    "BACKUP_MADE",
+    "BACKUP_RESTORED",
     "BATCH_ACCEPTED",
     "BATCH_REJECTED",
+    "CUSTODY_DENIED",
     "EVENTS",
+    "EVIDENCE_EXPORTED",
+    "HOLD_PLACED",
+    "HOLD_RELEASED",
     "KEY_CREATED",
+    "KEY_RETIRED",
+    "KEY_ROTATED",
     "LABEL_SET",
     "LEAF_BYTES_MAX",
     "POLICY_LOADED",
     "RESTORE_DENIED",
     "RESTORE_FAILED",
     "RESTORE_GRANTED",
+    "RETENTION_EXTENDED",
     "SESSION_DENIED",
     "SESSION_OPENED",
     "SESSION_RESUMED",
     "SESSION_SUSPENDED",
+    "SHRED_COMPLETED",
+    "SHRED_REQUESTED",
+    "STORE_VERIFIED",
     "Leaf",
     "decode_leaf",
     "encode_leaf",
@@ -45,6 +57,18 @@ RESTORE_FAILED = "restore.failed"
 SESSION_SUSPENDED = "session.suspended"
 SESSION_RESUMED = "session.resumed"
 LABEL_SET = "label.set"
+KEY_ROTATED = "key.rotated"
+KEY_RETIRED = "key.retired"
+HOLD_PLACED = "hold.placed"
+HOLD_RELEASED = "hold.released"
+RETENTION_EXTENDED = "retention.extended"
+SHRED_REQUESTED = "shred.requested"
+SHRED_COMPLETED = "shred.completed"
+STORE_VERIFIED = "store.verified"
+EVIDENCE_EXPORTED = "evidence.exported"
+BACKUP_MADE = "backup.made"
+BACKUP_RESTORED = "backup.restored"
+CUSTODY_DENIED = "custody.denied"
 
 EVENTS = frozenset(
     {
@@ -60,6 +84,18 @@ EVENTS = frozenset(
         SESSION_SUSPENDED,
         SESSION_RESUMED,
         LABEL_SET,
+        KEY_ROTATED,
+        KEY_RETIRED,
+        HOLD_PLACED,
+        HOLD_RELEASED,
+        RETENTION_EXTENDED,
+        SHRED_REQUESTED,
+        SHRED_COMPLETED,
+        STORE_VERIFIED,
+        EVIDENCE_EXPORTED,
+        BACKUP_MADE,
+        BACKUP_RESTORED,
+        CUSTODY_DENIED,
     }
 )
 """Every event this version writes; it reads others, so that a newer log can still be verified."""
