@@ -3,17 +3,23 @@
 Anything that satisfies these can stand in for what ships: another database, a vault, another tokenizer.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 __all__ = [
     "OBJECT_BYTES_MAX",
+    "Anchor",
     "BatchRow",
+    "CheckpointRow",
     "Clock",
+    "CopiedStore",
+    "CustodyRow",
     "Entropy",
     "HeadRow",
+    "HoldRow",
     "KeyLifecycle",
     "KeyProvider",
     "ObjectRow",
@@ -23,9 +29,13 @@ __all__ = [
     "Reader",
     "ResultRow",
     "ScopeRow",
+    "Seen",
     "SessionRow",
+    "ShredRow",
     "Store",
     "StoredOriginal",
+    "Survey",
+    "Surveyable",
     "TokenCounter",
     "Writer",
 ]
@@ -176,6 +186,23 @@ class ObjectStore(Protocol):
         ...
 
 
+class Anchor(Protocol):
+    """A place outside the store that keeps signed heads of logs. Every method may raise a ``StoreError``."""
+
+    @property
+    def name(self) -> str:
+        """What it is, for reports, without credentials."""
+        ...
+
+    def publish(self, origin: str, size: int, note: str) -> None:
+        """The signed head, kept when this returns; one that is kept already is fine."""
+        ...
+
+    def latest(self, origin: str) -> str | None:
+        """The longest log's head of this origin that is kept here; ``None`` for none, or where it cannot tell."""
+        ...
+
+
 # --- rows -------------------------------------------------------------------------------------------------------
 # Field names are column names. ``seal`` is the row's HMAC; the store writes and checks it, nobody else touches it.
 
@@ -314,6 +341,63 @@ class BatchRow:
 
 
 @dataclass(slots=True)
+class HoldRow:
+    """A legal hold: on an original, a session (``number`` is ``None``) or the org (neither is set).
+
+    ``reason`` is sealed. A hold is active until it has ``released_at_us``.
+    """
+
+    hold_id: bytes
+    scope_id: bytes | None
+    number: int | None
+    reason: bytes = field(repr=False)
+    placed_by: str
+    placed_at_us: int
+    released_by: str | None = None
+    released_at_us: int | None = None
+
+
+@dataclass(slots=True)
+class ShredRow:
+    """What was shredded: an original, or a session (``number`` is ``None``).
+
+    ``kek_version`` is the highest under which its keys were ever wrapped: while that one or an older one exists, an
+    old copy of the store can still be opened, and ``completed_at_us`` is ``None``.
+    """
+
+    shred_id: bytes
+    scope_id: bytes | None
+    number: int | None
+    kek_version: int
+    requested_by: str
+    requested_at_us: int
+    completed_at_us: int | None = None
+
+
+@dataclass(slots=True)
+class CheckpointRow:
+    """A signed head of the org's log, as a signed note, with the tree's frontier at that size."""
+
+    size: int
+    note: str
+    frontier: bytes
+    created_at_us: int
+
+
+@dataclass(slots=True)
+class CustodyRow:
+    """What an org has in keeping.
+
+    ``kek_floor`` is the lowest key version that a wrapped key may have; ``originals`` and ``original_bytes`` (before
+    sealing) count what can be restored.
+    """
+
+    kek_floor: int
+    originals: int
+    original_bytes: int
+
+
+@dataclass(slots=True)
 class HeadRow:
     """The head of an org's audit log: the point where its writers queue."""
 
@@ -357,11 +441,18 @@ class Reader(Protocol):
         ...
 
     def lapsed_objects(self, now_us: int, count: int) -> list[ObjectRow]:
-        """Up to ``count`` rows not ``stored`` and named by no result, whose time is over, the oldest first."""
+        """Up to ``count`` rows not ``stored`` whose time is over and that no archived result names, the oldest first.
+
+        Whether a result is archived is asked of the database alone: see :meth:`named`.
+        """
         ...
 
     def batch(self, scope_id: bytes, request_tag: bytes, idempotency_key: str | None) -> BatchRow | None:
         """The accepted batch with this idempotency key if one is given, else with this request tag."""
+        ...
+
+    def org_row(self) -> OrgRow:
+        """The org's own row."""
         ...
 
     def head(self) -> HeadRow:
@@ -374,6 +465,42 @@ class Reader(Protocol):
 
     def sessions(self, after: str, count: int) -> list[SessionRow]:
         """Up to ``count`` sessions with ids above ``after``, by id."""
+        ...
+
+    def named(self, original_id: bytes) -> ResultRow | None:
+        """The result that names this original."""
+        ...
+
+    def scopes(self, after: bytes, count: int) -> list[ScopeRow]:
+        """Up to ``count`` scope keys with ids above ``after``, by id."""
+        ...
+
+    def expired(self, now_us: int, count: int) -> list[ResultRow]:
+        """Up to ``count`` archived results whose retention is over, the longest over first."""
+        ...
+
+    def holds(self) -> list[HoldRow]:
+        """All holds, released ones included, by time."""
+        ...
+
+    def shreds(self) -> list[ShredRow]:
+        """All shreds, by time."""
+        ...
+
+    def checkpoint(self) -> CheckpointRow | None:
+        """The latest signed head."""
+        ...
+
+    def checkpoints(self, after: int, count: int) -> list[CheckpointRow]:
+        """Up to ``count`` signed heads of logs with more than ``after`` entries, by size."""
+        ...
+
+    def custody(self) -> CustodyRow | None:
+        """What the org has in keeping; ``None`` where that was never counted."""
+        ...
+
+    def in_keeping(self) -> tuple[int, int]:
+        """How many originals can be restored, and their bytes, counted anew; no seal is checked."""
         ...
 
 
@@ -420,6 +547,42 @@ class Writer(Reader, Protocol):
         """The batch, for idempotent answers."""
         ...
 
+    def insert_holds(self, rows: Sequence[HoldRow]) -> None:
+        """New holds."""
+        ...
+
+    def update_holds(self, rows: Sequence[HoldRow]) -> None:
+        """Holds that were released; exactly these rows must change."""
+        ...
+
+    def insert_shreds(self, rows: Sequence[ShredRow]) -> None:
+        """New shreds."""
+        ...
+
+    def update_shreds(self, rows: Sequence[ShredRow]) -> None:
+        """Shreds that are complete; exactly these rows must change."""
+        ...
+
+    def insert_checkpoint(self, row: CheckpointRow) -> None:
+        """A signed head; nothing where one of this size is there already."""
+        ...
+
+    def put_custody(self, row: CustodyRow) -> None:
+        """What the org has in keeping, in the place of what was there."""
+        ...
+
+    def update_scopes(self, rows: Sequence[ScopeRow]) -> None:
+        """Scope keys that were wrapped anew; exactly these rows must change."""
+        ...
+
+    def update_org(self, row: OrgRow) -> None:
+        """The org's auxiliary key, wrapped anew; exactly one row must change."""
+        ...
+
+    def destroy_originals(self, original_ids: Sequence[bytes]) -> None:
+        """No such envelopes any more; what is not there (because it lies in objects) is no error."""
+        ...
+
     def append(self, leaves: Iterable[Callable[[int], bytes]], policy_digest: str | None = None) -> None:
         """Audit leaves, each built from the sequence number it gets; the head moves with them.
 
@@ -438,6 +601,10 @@ class OrgStore(Protocol):
 
     def reading(self, wait_ms: int) -> AbstractContextManager[Reader]:
         """A read that waits at most ``wait_ms`` milliseconds for a lock."""
+        ...
+
+    def scrub(self) -> None:
+        """What was destroyed leaves the files, as far as the database can do that now; never raises."""
         ...
 
     def writing(self, wait_ms: int, *, audited: bool) -> AbstractContextManager[Writer]:
@@ -469,6 +636,10 @@ class Store(Protocol):
         """The org's row, created exclusively with its log's first leaves: the loser of a race gets the winner's."""
         ...
 
+    def orgs(self) -> list[str]:
+        """The names of all orgs, sorted."""
+        ...
+
     def scoped(self, row: OrgRow, row_key: bytes) -> OrgStore:
         """The store as this org sees it.
 
@@ -479,4 +650,117 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Release connections; idempotent."""
+        ...
+
+
+# --- rows as they lie there -------------------------------------------------------------------------------------
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[R]):
+    """A row as it lies there, whatever became of it.
+
+    Args:
+        stored: its columns by name, with whatever is in them; a text that is none is in no type that is ever written.
+        row: the row, ``None`` where a column is not of its type.
+        sealed: whether its seal holds; ``None`` where nobody has the key to tell.
+    """
+
+    stored: Mapping[str, object] = field(repr=False)
+    row: R | None = field(repr=False)
+    sealed: bool | None
+
+
+class Survey(Protocol):
+    """A consistent look at one org that hands out damaged rows, too, so that one of them never hides the others.
+
+    ``kind`` is the class of the rows: ``SessionRow``, ``ScopeRow``, ``ResultRow``, ``BatchRow``, ``ObjectRow``,
+    ``HoldRow``, ``ShredRow``, ``CheckpointRow``, ``CustodyRow``, ``HeadRow`` or ``OrgRow``.
+
+    Raises (all methods): ``StoreUnavailableError``, ``StoreBusyError``.
+    """
+
+    def one(self, kind: type[R], *key: object) -> Seen[R] | None:
+        """The row with this key, which the org begins and is not part of."""
+        ...
+
+    def rows(self, kind: type[R], after: R | None, skip: int, count: int) -> list[Seen[R]]:
+        """Up to ``count`` rows behind this row and ``skip`` more, by their key; not of results and batches."""
+        ...
+
+    def of_scope(self, kind: type[R], scope_id: bytes) -> list[Seen[R]]:
+        """All results or batches of a session, by their key."""
+        ...
+
+    def strays(self, kind: type[R], skip: int, count: int) -> list[Seen[R]]:
+        """Scope keys, results and batches without a session, and places of objects that no result names."""
+        ...
+
+    def stray_originals(self, skip: int, count: int) -> list[object]:
+        """The ids of envelopes that no result names."""
+        ...
+
+    def envelope(self, original_id: bytes) -> object:
+        """The stored envelope, ``None`` for none; not even its type is checked."""
+        ...
+
+    def leaves(self, after: int, count: int) -> list[tuple[object, object]]:
+        """Up to ``count`` audit leaves behind a sequence number, as ``(seq, leaf)``."""
+        ...
+
+    def in_keeping(self) -> tuple[int, int]:
+        """How many originals can be restored, and their bytes, as the results say."""
+        ...
+
+
+@runtime_checkable
+class Surveyable(Protocol):
+    """What a store may also be able to do: show rows whatever state they are in, without the keys too."""
+
+    def surveying(self, org: str, row_key: bytes | None, wait_ms: int) -> AbstractContextManager[Survey]:
+        """A look at one org in one transaction.
+
+        Args:
+            org: the only one whose rows it meets.
+            row_key: checks the seals; ``None`` leaves them unchecked.
+            wait_ms: bound on waiting for a lock, in milliseconds.
+        """
+
+
+@runtime_checkable
+class CopiedStore(Protocol):
+    """What a store may also be able to do: be copied while others write to it, and be filled from such a copy.
+
+    A copy is an SQLite file that this library opens, of every org; each org in it is as it was at one moment.
+    """
+
+    def copy_to(self, path: Path) -> None:
+        """The whole store in a new file of mode 0600, durable when this returns.
+
+        Raises:
+            StoreError: the store cannot be read.
+            OSError: the file is there, or cannot be written.
+        """
+        ...
+
+    def fill_from(self, path: Path) -> None:
+        """A store that is empty and no file, filled with a copy: all of it or nothing.
+
+        Raises:
+            StoreError: the store is not empty, is a file, or cannot be written.
+        """
+        ...
+
+    def check_vacant(self) -> None:
+        """Return only if the store holds nothing.
+
+        Raises:
+            StoreError: it does.
+        """
+        ...
+
+    def has_used_objects(self) -> bool:
+        """Whether any org was about to put an original outside the database, ever."""
         ...

@@ -76,6 +76,13 @@ class SqlEngine(ABC):
     def administering(self, wait_ms: int) -> AbstractContextManager[Connection]:
         """SQLAlchemy's own connection in a transaction that no other migration runs beside."""
 
+    def surveying(self, wait_ms: int, org: str = "") -> AbstractContextManager[PoolProxiedConnection]:
+        """As :meth:`reading`; what is stored as a text and is none comes as another type, instead of an error."""
+        return self.reading(wait_ms, org)
+
+    def scrub(self) -> None:  # noqa: B027 - not all can
+        """What was deleted leaves the files, as far as the database can do that now; never raises."""
+
     def cursor(self, connection: PoolProxiedConnection) -> Any:
         """The driver's cursor on a connection, for statements compiled with their parameters by position."""
         driver: Any = connection.driver_connection

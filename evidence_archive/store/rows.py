@@ -63,6 +63,14 @@ class Shape(Generic[R]):
         check_row_seal(row_key, self._name, stored[:-1], stored[-1])
         return row
 
+    def is_sealed(self, row_key: bytes, stored: Sequence[Any]) -> bool:
+        """Whether the seal of a row of the right types holds."""
+        try:
+            check_row_seal(row_key, self._name, stored[:-1], stored[-1])
+        except SealBrokenError:
+            return False
+        return True
+
     def unchecked(self, stored: Sequence[Any]) -> R:
         """The row by its types alone, where the key that checks its seal is still inside it.
 

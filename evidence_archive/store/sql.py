@@ -13,7 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import LargeBinary, bindparam, delete, insert, select, update
+from sqlalchemy import LargeBinary, bindparam, delete, func, insert, select, update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.sql import ClauseElement
@@ -21,16 +21,22 @@ from sqlalchemy.sql import ClauseElement
 from evidence_archive.errors import AuditBrokenError, SealBrokenError, StoreError
 from evidence_archive.ports import (
     BatchRow,
+    CheckpointRow,
+    CustodyRow,
     HeadRow,
+    HoldRow,
     ObjectRow,
     OrgRow,
     ResultRow,
     ScopeRow,
     SessionRow,
+    ShredRow,
     StoredOriginal,
+    Survey,
 )
 from evidence_archive.proof.merkle import Frontier, leaf_hash
 from evidence_archive.store import tables as t
+from evidence_archive.store.copying import check_vacant, copy_store, fill_store
 from evidence_archive.store.engine import SqlEngine, open_engine
 from evidence_archive.store.rows import Shape
 from evidence_archive.store.schema import prepare_schema
@@ -47,13 +53,13 @@ _RESULT = Shape(t.RESULTS, ResultRow, "scope_id", "number")
 _OBJECT = Shape(t.OBJECTS, ObjectRow, "original_id")
 _BATCH = Shape(t.BATCHES, BatchRow, "scope_id", "batch_id")
 _HEAD = Shape(t.AUDIT_HEADS, HeadRow)
+_HOLD = Shape(t.HOLDS, HoldRow, "hold_id")
+_SHRED = Shape(t.SHREDS, ShredRow, "shred_id")
+_CHECKPOINT = Shape(t.CHECKPOINTS, CheckpointRow, "size")
+_CUSTODY = Shape(t.CUSTODY, CustodyRow)
 
 _ORG_REMOVED = "The row of this org was removed outside this library: put it back."
-_STORED = "stored"
-_NO_ORG = "\x01"
-"""No org can have this name. Its one row in the table of objects says that others may have some: row-level security
-hides those."""
-
+_STORED, _ARCHIVED = "stored", "archived"
 _STAMP_BYTES = 16
 _READ_BACK_ROWS = 50
 """Envelopes read back by one statement; they are compared one by one, never held together."""
@@ -158,16 +164,20 @@ _SELECT_LAPSED = _Statement(
         _O.org == bindparam("org"),
         _O.state < bindparam("stored"),  # all others are: a range of the index, which "not" is not
         _O.expires_at_us <= bindparam("now_us"),
-        # What a result names is kept, even where somebody put an older intent back with its seal.
-        ~select(_R.original_id).where(_R.org == bindparam("org"), _R.original_id == _O.original_id).exists(),
+        # What an archived result names is kept, even where somebody put an older intent back with its seal.
+        ~select(_R.original_id)
+        .where(_R.org == bindparam("org"), _R.original_id == _O.original_id, _R.state == bindparam("archived"))
+        .exists(),
     )
     .order_by(_O.expires_at_us, _O.original_id)
     .limit(bindparam("count")),
     "org",
     "stored",
     "now_us",
+    "archived",
     "count",
 )
+_SELECT_NAMED = _select(t.RESULTS, "original_id")
 _SELECT_BATCH = _select(t.BATCHES, "scope_id", "request_tag")
 _SELECT_BATCH_BY_KEY = _select(t.BATCHES, "scope_id", "idempotency_key")
 _SELECT_HEAD = _select(t.AUDIT_HEADS)
@@ -181,6 +191,67 @@ _SELECT_LEAVES = _Statement(
     "count",
 )
 _SELECT_ORG = _select(t.ORGS)
+_SELECT_SCOPES = _Statement(
+    select(t.SCOPES)
+    .where(_K.org == bindparam("org"), _K.scope_id > bindparam("after"))
+    .order_by(_K.scope_id)
+    .limit(bindparam("count")),
+    "org",
+    "after",
+    "count",
+)
+_SELECT_EXPIRED = _Statement(
+    select(t.RESULTS)
+    .where(
+        _R.org == bindparam("org"),
+        _R.retention_until_us <= bindparam("now_us"),
+        _R.state == bindparam("archived"),
+    )
+    .order_by(_R.retention_until_us, _R.scope_id, _R.number)
+    .limit(bindparam("count")),
+    "org",
+    "now_us",
+    "archived",
+    "count",
+)
+_SELECT_HOLDS = _Statement(
+    select(t.HOLDS).where(t.HOLDS.c.org == bindparam("org")).order_by(t.HOLDS.c.placed_at_us, t.HOLDS.c.hold_id),
+    "org",
+)
+_SELECT_SHREDS = _Statement(
+    select(t.SHREDS)
+    .where(t.SHREDS.c.org == bindparam("org"))
+    .order_by(t.SHREDS.c.requested_at_us, t.SHREDS.c.shred_id),
+    "org",
+)
+_SELECT_CHECKPOINTS = _Statement(
+    select(t.CHECKPOINTS)
+    .where(t.CHECKPOINTS.c.org == bindparam("org"), t.CHECKPOINTS.c.size > bindparam("after"))
+    .order_by(t.CHECKPOINTS.c.size)
+    .limit(bindparam("count")),
+    "org",
+    "after",
+    "count",
+)
+_SELECT_CHECKPOINT = _Statement(
+    select(t.CHECKPOINTS)
+    .where(t.CHECKPOINTS.c.org == bindparam("org"))
+    .order_by(t.CHECKPOINTS.c.size.desc())
+    .limit(bindparam("count")),
+    "org",
+    "count",
+)
+_SELECT_CUSTODY = _select(t.CUSTODY)
+_COUNT_KEPT = _Statement(
+    select(func.count(), func.coalesce(func.sum(_R.size_bytes), 0)).where(
+        _R.org == bindparam("org"), _R.state == bindparam("archived"), _R.original_id.is_not(None)
+    ),
+    "org",
+    "archived",
+)
+_SELECT_ORG_NAMES = _Statement(
+    select(t.ORG_NAMES.c.name).where(t.ORG_NAMES.c.org == bindparam("org")).order_by(t.ORG_NAMES.c.name), "org"
+)
 
 
 def _inserting(table: Any, *, ending: str = "") -> _Statement:
@@ -202,8 +273,22 @@ def _updating(shape: Shape[Any]) -> _Statement:
     return _Statement(core, *names)
 
 
-_INSERTS = {shape: _inserting(shape.table) for shape in (_SCOPE, _SESSION, _RESULT, _OBJECT, _BATCH, _HEAD)}
-_UPDATES = {shape: _updating(shape) for shape in (_SESSION, _RESULT, _OBJECT, _HEAD)}
+_INSERTS = {
+    shape: _inserting(shape.table)
+    for shape in (_SCOPE, _SESSION, _RESULT, _OBJECT, _BATCH, _HEAD, _HOLD, _SHRED, _CUSTODY)
+}
+_UPDATES = {
+    shape: _updating(shape) for shape in (_ORG, _SCOPE, _SESSION, _RESULT, _OBJECT, _HEAD, _HOLD, _SHRED, _CUSTODY)
+}
+_INSERT_CHECKPOINT = _inserting(t.CHECKPOINTS, ending=" ON CONFLICT DO NOTHING")
+_NAME_ORG = _inserting(t.ORG_NAMES, ending=" ON CONFLICT DO NOTHING")
+_DESTROY_ORIGINAL = _Statement(
+    delete(t.ORIGINALS).where(
+        t.ORIGINALS.c.org == bindparam("org"), t.ORIGINALS.c.original_id == bindparam("original_id")
+    ),
+    "org",
+    "original_id",
+)
 _MARK_OBJECTS = _inserting(t.OBJECTS, ending=" ON CONFLICT DO NOTHING")
 _DELETE_OBJECT = _Statement(
     delete(t.OBJECTS).where(_O.org == bindparam("org"), _O.original_id == bindparam("original_id")),
@@ -288,9 +373,14 @@ class SqlReader:
         return None if row is None else _OBJECT.opened(self._row_key, row)
 
     def lapsed_objects(self, now_us: int, count: int) -> list[ObjectRow]:
-        """Up to ``count`` rows not ``stored`` and named by no result, whose time is over, the oldest first."""
-        rows = self._all(_SELECT_LAPSED, _STORED, now_us, count)
+        """Up to ``count`` rows not ``stored`` whose time is over and that no archived result names, oldest first."""
+        rows = self._all(_SELECT_LAPSED, _STORED, now_us, _ARCHIVED, count)
         return [_OBJECT.opened(self._row_key, row) for row in rows]
+
+    def named(self, original_id: bytes) -> ResultRow | None:
+        """The result that names this original."""
+        row = self._one(_SELECT_NAMED, original_id)
+        return None if row is None else _RESULT.opened(self._row_key, row)
 
     def batch(self, scope_id: bytes, request_tag: bytes, idempotency_key: str | None) -> BatchRow | None:
         """The accepted batch with this idempotency key if one is given, else with this request tag."""
@@ -299,6 +389,52 @@ class SqlReader:
         else:
             row = self._one(_SELECT_BATCH_BY_KEY, scope_id, idempotency_key)
         return None if row is None else _BATCH.opened(self._row_key, row)
+
+    def scopes(self, after: bytes, count: int) -> list[ScopeRow]:
+        """Up to ``count`` scope keys with ids above ``after``, by id."""
+        return [_SCOPE.opened(self._row_key, row) for row in self._all(_SELECT_SCOPES, after, count)]
+
+    def expired(self, now_us: int, count: int) -> list[ResultRow]:
+        """Up to ``count`` archived results whose retention is over, the longest over first."""
+        return [_RESULT.opened(self._row_key, row) for row in self._all(_SELECT_EXPIRED, now_us, _ARCHIVED, count)]
+
+    def holds(self) -> list[HoldRow]:
+        """All holds, released ones included, by time."""
+        return [_HOLD.opened(self._row_key, row) for row in self._all(_SELECT_HOLDS)]
+
+    def shreds(self) -> list[ShredRow]:
+        """All shreds, by time."""
+        return [_SHRED.opened(self._row_key, row) for row in self._all(_SELECT_SHREDS)]
+
+    def checkpoint(self) -> CheckpointRow | None:
+        """The latest signed head."""
+        row = self._one(_SELECT_CHECKPOINT, 1)
+        return None if row is None else _CHECKPOINT.opened(self._row_key, row)
+
+    def checkpoints(self, after: int, count: int) -> list[CheckpointRow]:
+        """Up to ``count`` signed heads of logs with more than ``after`` entries, by size."""
+        return [_CHECKPOINT.opened(self._row_key, row) for row in self._all(_SELECT_CHECKPOINTS, after, count)]
+
+    def custody(self) -> CustodyRow | None:
+        """What the org has in keeping; ``None`` where that was never counted."""
+        row = self._one(_SELECT_CUSTODY)
+        return None if row is None else _CUSTODY.opened(self._row_key, row)
+
+    def in_keeping(self) -> tuple[int, int]:
+        """How many originals can be restored, and their bytes, counted anew; no seal is checked."""
+        count, size_bytes = self._one(_COUNT_KEPT, _ARCHIVED)
+        return int(count), int(size_bytes)
+
+    def org_row(self) -> OrgRow:
+        """The org's own row.
+
+        Raises:
+            SealBrokenError: it is gone.
+        """
+        row = self._one(_SELECT_ORG)
+        if row is None:
+            raise SealBrokenError(_ORG_REMOVED)
+        return _ORG.opened(self._row_key, row)
 
     def head(self, *, lock: bool = False) -> HeadRow:
         """The head of the audit log.
@@ -423,6 +559,44 @@ class SqlWriter(SqlReader):
         """The batch, for idempotent answers."""
         self._insert(_BATCH, [row])
 
+    def insert_holds(self, rows: Sequence[HoldRow]) -> None:
+        """New holds."""
+        self._insert(_HOLD, rows)
+
+    def update_holds(self, rows: Sequence[HoldRow]) -> None:
+        """Holds that were released; exactly these rows must change."""
+        self._update(_HOLD, rows)
+
+    def insert_shreds(self, rows: Sequence[ShredRow]) -> None:
+        """New shreds."""
+        self._insert(_SHRED, rows)
+
+    def update_shreds(self, rows: Sequence[ShredRow]) -> None:
+        """Shreds that are complete; exactly these rows must change."""
+        self._update(_SHRED, rows)
+
+    def insert_checkpoint(self, row: CheckpointRow) -> None:
+        """A signed head; nothing where one of this size is there already."""
+        self._many(_INSERT_CHECKPOINT, [_CHECKPOINT.values(self._org, self._row_key, row)])
+
+    def put_custody(self, row: CustodyRow) -> None:
+        """What the org has in keeping, in the place of what was there."""
+        if not self._many(_UPDATES[_CUSTODY], [_CUSTODY.values(self._org, self._row_key, row)]):
+            self._insert(_CUSTODY, [row])
+
+    def update_scopes(self, rows: Sequence[ScopeRow]) -> None:
+        """Scope keys that were wrapped anew; exactly these rows must change."""
+        self._update(_SCOPE, rows)
+
+    def update_org(self, row: OrgRow) -> None:
+        """The org's auxiliary key, wrapped anew; exactly one row must change."""
+        self._update(_ORG, [row])
+
+    def destroy_originals(self, original_ids: Sequence[bytes]) -> None:
+        """No such envelopes any more; what is not there (because it lies in objects) is no error."""
+        if original_ids:
+            self._many(_DESTROY_ORIGINAL, [(self._org, one) for one in original_ids])
+
     def append(self, leaves: Iterable[Callable[[int], bytes]], policy_digest: str | None = None) -> None:
         """Audit leaves, each built from the sequence number it gets; the head moves with them.
 
@@ -469,6 +643,10 @@ class SqlOrgStore:
         with self._engine.reading(wait_ms, self._org) as connection:
             yield SqlReader(self._engine, connection, self._org, self._row_key)
 
+    def scrub(self) -> None:
+        """What was destroyed leaves the files, as far as the database can do that now; never raises."""
+        self._engine.scrub()
+
     @contextmanager
     def writing(self, wait_ms: int, *, audited: bool) -> Iterator[SqlWriter]:
         """A write transaction, committed when the block ends; an audited one has locked the org's head."""
@@ -502,14 +680,19 @@ class SqlStore:
 
     def has_used_objects(self) -> bool:
         """Whether any org was about to put an original outside the database, ever."""
-        with self._engine.peeking(self._wait_ms, _NO_ORG) as connection:
-            return SqlReader(self._engine, connection, _NO_ORG, b"")._one(_SELECT_OBJECT, b"") is not None
+        with self._engine.peeking(self._wait_ms, t.NO_ORG) as connection:
+            return SqlReader(self._engine, connection, t.NO_ORG, b"")._one(_SELECT_OBJECT, b"") is not None
 
     def uses_objects(self) -> None:
         """Remember for good that an original is about to be put outside the database."""
-        with self._engine.writing(self._wait_ms, _NO_ORG) as connection:
-            writer = SqlWriter(self._engine, connection, _NO_ORG, b"", None)
-            writer._many(_MARK_OBJECTS, [(_NO_ORG, b"", "", 0, 0, "used", 0, 0, b"")])
+        with self._engine.writing(self._wait_ms, t.NO_ORG) as connection:
+            writer = SqlWriter(self._engine, connection, t.NO_ORG, b"", None)
+            writer._many(_MARK_OBJECTS, [(t.NO_ORG, b"", "", 0, 0, "used", 0, 0, b"")])
+
+    def orgs(self) -> list[str]:
+        """The names of all orgs, sorted."""
+        with self._engine.peeking(self._wait_ms, t.NO_ORG) as connection:
+            return [name for (name,) in SqlReader(self._engine, connection, t.NO_ORG, b"")._all(_SELECT_ORG_NAMES)]
 
     def org(self, org: str) -> OrgRow | None:
         """An org's keys; what they are is checked by :meth:`scoped`.
@@ -532,6 +715,9 @@ class SqlStore:
             SealBrokenError: the org was there, and its row was removed.
             StoreError: the row vanished meanwhile.
         """
+        # Before the org, in a transaction of its own: a name without an org does no harm.
+        with self._engine.writing(self._wait_ms, t.NO_ORG) as connection:
+            SqlWriter(self._engine, connection, t.NO_ORG, b"", None)._many(_NAME_ORG, [(t.NO_ORG, row.org)])
         with self._engine.writing(self._wait_ms, row.org) as connection:
             head = HeadRow(0, b"", NO_LEAF, None)
             writer = SqlWriter(self._engine, connection, row.org, row_key, head)
@@ -556,6 +742,27 @@ class SqlStore:
         if stored is None or _ORG.opened(row_key, stored) != row:
             raise SealBrokenError("The row of this org was changed outside this library: nothing in it is believed.")
         return SqlOrgStore(self._engine, row.org, row_key)
+
+    @contextmanager
+    def surveying(self, org: str, row_key: bytes | None, wait_ms: int) -> Iterator[Survey]:
+        """A look at one org that hands out damaged rows, too; see :class:`evidence_archive.ports.Surveyable`."""
+        from evidence_archive.store.survey import SqlSurvey  # which is written with what is above
+
+        with self._engine.surveying(wait_ms, org) as connection:
+            yield SqlSurvey(SqlReader(self._engine, connection, org, row_key or b""), row_key)
+
+    def copy_to(self, path: Path) -> None:
+        """See :class:`evidence_archive.ports.CopiedStore`."""
+        copy_store(self._engine, path, wait_ms=self._wait_ms)
+
+    def fill_from(self, path: Path) -> None:
+        """See :class:`evidence_archive.ports.CopiedStore`."""
+        fill_store(self._engine, path, wait_ms=self._wait_ms)
+
+    def check_vacant(self) -> None:
+        """See :class:`evidence_archive.ports.CopiedStore`."""
+        with self._engine.reading(self._wait_ms, t.NO_ORG) as connection:
+            check_vacant(self._engine, connection.driver_connection)
 
     def close(self) -> None:
         """Release connections; idempotent."""

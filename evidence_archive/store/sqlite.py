@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,7 +22,10 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection, QueuePoo
 from evidence_archive.errors import SealBrokenError, StoreBusyError, StoreError, StoreUnavailableError
 from evidence_archive.store.engine import POOL_CONNECTIONS_MAX, SqlEngine
 
-__all__ = ["SqliteEngine", "journal_rules", "translated"]
+SCRUB_WAIT_MS = 1_000
+"""How long emptying the log waits for readers, in milliseconds."""
+
+__all__ = ["SqliteEngine", "database_path", "journal_rules", "translated"]
 
 _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -76,6 +79,17 @@ def translated() -> Iterator[None]:
         raise StoreUnavailableError("No connection to the database could be had: try again.") from error
 
 
+class _NoText(bytes):
+    """What is stored as a text and is none: of no type that is ever written, so that it passes for nothing."""
+
+
+def _text_or_not(data: bytes) -> str | _NoText:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return _NoText(data)
+
+
 def _sync_folder(folder: Path) -> None:
     """Make the names in a folder durable (POSIX.1-2017, ``fsync``)."""
     target = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -83,6 +97,21 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(target)
     finally:
         os.close(target)
+
+
+def database_path(url: URL) -> Path:
+    """The file that a URL names.
+
+    Raises:
+        StoreError: it names none, or more than a file.
+    """
+    if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+        raise StoreError("Name a file, such as sqlite:///evidence.db: a database in memory keeps nothing.")
+    if url.host or url.port or url.username or url.password or url.query:
+        raise StoreError("The URL names more than a file: write three slashes and a path, sqlite:///evidence.db.")
+    if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in url.database):
+        raise StoreError("The path in the URL holds a NUL or a lone surrogate: write another name.")
+    return Path(url.database).absolute()
 
 
 class SqliteEngine(SqlEngine):
@@ -100,13 +129,7 @@ class SqliteEngine(SqlEngine):
     version_table_sql = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'evidence_archive_version'"
 
     def __init__(self, url: URL, *, create: bool) -> None:
-        if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
-            raise StoreError("Name a file, such as sqlite:///evidence.db: a database in memory keeps nothing.")
-        if url.host or url.port or url.username or url.password or url.query:
-            raise StoreError("The URL names more than a file: write three slashes and a path, sqlite:///evidence.db.")
-        if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in url.database):
-            raise StoreError("The path in the URL holds a NUL or a lone surrogate: write another name.")
-        self.path = Path(url.database).absolute()
+        self.path = database_path(url)
         self.beside = self.path.with_name(f"{self.path.name}.objects")
         super().__init__()
         self._opening = threading.local()
@@ -193,6 +216,16 @@ class SqliteEngine(SqlEngine):
         if connection.execute(f"PRAGMA {pragma}").fetchone() != (value,):
             raise StoreError(f"SQLite does not accept {pragma}={value}, which durability needs.")
 
+    def scrub(self) -> None:
+        """The log is emptied into the file, so that what was deleted is in neither; never raises.
+
+        Deleted content is overwritten by ``secure_delete``; in WAL mode the log still holds it until it is truncated
+        (https://sqlite.org/pragma.html#pragma_secure_delete, #pragma_wal_checkpoint).
+        """
+        if self.journal_mode == "wal":
+            with suppress(StoreError), self.connection(SCRUB_WAIT_MS) as connection:
+                self.cursor(connection).execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
     def _on_connect(self, _connection: Any, record: ConnectionPoolEntry) -> None:
         record.info["identity"] = self._opening.identity
 
@@ -239,6 +272,17 @@ class SqliteEngine(SqlEngine):
         """A consistent snapshot for several statements."""
         with self.connection(wait_ms) as connection:
             yield from self._transaction(connection, "BEGIN")
+
+    @contextmanager
+    def surveying(self, wait_ms: int, org: str = "") -> Iterator[PoolProxiedConnection]:
+        """As :meth:`reading`; a text that is no UTF-8 comes as :class:`_NoText`, and hides no other row."""
+        with self.reading(wait_ms, org) as connection:
+            driver: Any = connection.driver_connection
+            driver.text_factory = _text_or_not
+            try:
+                yield connection
+            finally:
+                driver.text_factory = str
 
     @contextmanager
     def writing(self, wait_ms: int, org: str = "") -> Iterator[PoolProxiedConnection]:

@@ -14,23 +14,39 @@ __all__ = [
     "AUDIT_HEADS",
     "AUDIT_LEAVES",
     "BATCHES",
+    "CHECKPOINTS",
+    "CUSTODY",
+    "HOLDS",
+    "NO_ORG",
     "OBJECTS",
     "ORGS",
+    "ORG_NAMES",
     "ORIGINALS",
     "RESULTS",
     "SCOPES",
     "SESSIONS",
+    "SHREDS",
     "AuditHead",
     "AuditLeaf",
     "Batch",
+    "CheckpointRecord",
+    "CustodyRecord",
+    "Hold",
     "ObjectRecord",
     "Org",
+    "OrgName",
     "Original",
     "Result",
     "ScopeKey",
     "SessionRecord",
+    "Shred",
     "sealed_columns",
 ]
+
+
+NO_ORG = "\x01"
+"""No org can have this name. Its one row in the table of objects says that others may have some, and the names of all
+orgs are under it: row-level security hides those."""
 
 
 def _text(*, key: bool = False, null: bool = False) -> Any:
@@ -121,6 +137,7 @@ class Result(SQLModel, table=True):
     __table_args__ = (
         Index("ix_results_version", "org", "scope_id", "version"),
         Index("ix_results_original", "org", "original_id"),
+        Index("ix_results_retention", "org", "retention_until_us"),
         _STRICT,
     )
     org: str = _text(key=True)
@@ -231,6 +248,76 @@ class AuditLeaf(SQLModel, table=True):
     leaf: bytes = _bytes(unsealed_because="hashed into the sealed head of the log")
 
 
+class Hold(SQLModel, table=True):
+    """A legal hold on an org, a session or an original; released ones stay."""
+
+    __tablename__ = "holds"
+    __table_args__ = _STRICT
+    org: str = _text(key=True)
+    hold_id: bytes = _bytes(key=True)
+    scope_id: bytes | None = _bytes(null=True)
+    number: int | None = _int(null=True)
+    reason: bytes = _bytes()
+    placed_by: str = _text()
+    placed_at_us: int = _int()
+    released_by: str | None = _text(null=True)
+    released_at_us: int | None = _int(null=True)
+    seal: bytes = _bytes(unsealed_because=_IS_SEAL)
+
+
+class Shred(SQLModel, table=True):
+    """A session or an original whose keys were destroyed here; complete when no older key version opens a backup."""
+
+    __tablename__ = "shreds"
+    __table_args__ = _STRICT
+    org: str = _text(key=True)
+    shred_id: bytes = _bytes(key=True)
+    scope_id: bytes | None = _bytes(null=True)
+    number: int | None = _int(null=True)
+    kek_version: int = _int()
+    requested_by: str = _text()
+    requested_at_us: int = _int()
+    completed_at_us: int | None = _int(null=True)
+    seal: bytes = _bytes(unsealed_because=_IS_SEAL)
+
+
+class CheckpointRecord(SQLModel, table=True):
+    """A signed head of an org's log."""
+
+    __tablename__ = "checkpoints"
+    __table_args__ = _STRICT
+    org: str = _text(key=True)
+    size: int = _int(key=True)
+    note: str = _text()
+    frontier: bytes = _bytes()
+    created_at_us: int = _int()
+    seal: bytes = _bytes(unsealed_because=_IS_SEAL)
+
+
+class CustodyRecord(SQLModel, table=True):
+    """What an org has in keeping, and below which version no wrapped key is believed."""
+
+    __tablename__ = "custody"
+    __table_args__ = _STRICT
+    org: str = _text(key=True)
+    kek_floor: int = _int()
+    originals: int = _int()
+    original_bytes: int = _int()
+    seal: bytes = _bytes(unsealed_because=_IS_SEAL)
+
+
+class OrgName(SQLModel, table=True):
+    """The name of an org, under no org: row-level security hides the orgs from each other.
+
+    No org's key could seal it; it says which orgs to look at, and what is found there is sealed.
+    """
+
+    __tablename__ = "org_names"
+    __table_args__ = _STRICT
+    org: str = _text(key=True)
+    name: str = _text(key=True)
+
+
 def _table(model: type[SQLModel]) -> Table:
     table = model.__table__  # type: ignore[attr-defined]  # SQLModel adds it to classes declared with table=True
     assert isinstance(table, Table)  # noqa: S101 - narrows the type, cannot be false
@@ -246,6 +333,11 @@ OBJECTS = _table(ObjectRecord)
 BATCHES = _table(Batch)
 AUDIT_HEADS = _table(AuditHead)
 AUDIT_LEAVES = _table(AuditLeaf)
+HOLDS = _table(Hold)
+SHREDS = _table(Shred)
+CHECKPOINTS = _table(CheckpointRecord)
+CUSTODY = _table(CustodyRecord)
+ORG_NAMES = _table(OrgName)
 
 
 def sealed_columns(table: Table) -> tuple[str, ...]:

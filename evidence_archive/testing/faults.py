@@ -52,9 +52,11 @@ _ERRORS: dict[str, Callable[[], Exception]] = {
 }
 """What the contract of each family lets its methods raise when the other side is away."""
 
-_READS = frozenset({"org", "scoped", "get"})
+_READS = frozenset({"org", "orgs", "scoped", "get"})
 """Methods that change nothing, besides all of a reader and of a key provider; any other has a point after it too."""
 
+_NEVER_FAIL = frozenset({"close", "scrub"})
+"""Methods that raise nothing, whatever happens."""
 
 _PLAIN = re.compile(r":\w+:`|``")
 """Markup of docstrings, where Markdown has a single backtick."""
@@ -100,10 +102,10 @@ class _Edge:
 
 
 def _edges(family: str, protocol: type) -> Iterator[_Edge]:
-    """Every public method of a protocol, inherited ones too; ``close`` must not fail, so it is no edge."""
+    """Every public method of a protocol, inherited ones too; what must not fail is no edge."""
     for name in sorted(one for base in protocol.__mro__ for one in vars(base)):
         function = getattr(protocol, name)
-        if name.startswith("_") or name == "close" or not callable(function):
+        if name.startswith("_") or name in _NEVER_FAIL or not callable(function):
             continue
         returned = get_type_hints(function).get("return")
         yields = get_origin(returned) is AbstractContextManager

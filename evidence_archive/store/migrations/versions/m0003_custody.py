@@ -1,0 +1,101 @@
+"""Holds, shreds, checkpoints, the version floor and the use of each org, and the names of all orgs.
+
+Revision: 0003
+"""
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects.postgresql import TEXT
+
+from evidence_archive.store.migrations.walls import wall_by_org
+
+revision = "0003"
+down_revision = "0002"
+
+_NO_ORG = "\x01"
+
+
+def _integer() -> sa.types.TypeEngine[int]:
+    return sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def _text() -> sa.types.TypeEngine[str]:
+    return sa.Text().with_variant(TEXT(collation="C"), "postgresql")
+
+
+def upgrade() -> None:
+    """Make the tables, and list the orgs that are there."""
+    op.create_table(
+        "holds",
+        sa.Column("org", _text(), primary_key=True, nullable=False),
+        sa.Column("hold_id", sa.LargeBinary(), primary_key=True, nullable=False),
+        sa.Column("scope_id", sa.LargeBinary(), nullable=True),
+        sa.Column("number", _integer(), nullable=True),
+        sa.Column("reason", sa.LargeBinary(), nullable=False),
+        sa.Column("placed_by", _text(), nullable=False),
+        sa.Column("placed_at_us", _integer(), nullable=False),
+        sa.Column("released_by", _text(), nullable=True),
+        sa.Column("released_at_us", _integer(), nullable=True),
+        sa.Column("seal", sa.LargeBinary(), nullable=False),
+        sqlite_strict=True,
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "shreds",
+        sa.Column("org", _text(), primary_key=True, nullable=False),
+        sa.Column("shred_id", sa.LargeBinary(), primary_key=True, nullable=False),
+        sa.Column("scope_id", sa.LargeBinary(), nullable=True),
+        sa.Column("number", _integer(), nullable=True),
+        sa.Column("kek_version", _integer(), nullable=False),
+        sa.Column("requested_by", _text(), nullable=False),
+        sa.Column("requested_at_us", _integer(), nullable=False),
+        sa.Column("completed_at_us", _integer(), nullable=True),
+        sa.Column("seal", sa.LargeBinary(), nullable=False),
+        sqlite_strict=True,
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "checkpoints",
+        sa.Column("org", _text(), primary_key=True, nullable=False),
+        sa.Column("size", _integer(), primary_key=True, nullable=False),
+        sa.Column("note", _text(), nullable=False),
+        sa.Column("frontier", sa.LargeBinary(), nullable=False),
+        sa.Column("created_at_us", _integer(), nullable=False),
+        sa.Column("seal", sa.LargeBinary(), nullable=False),
+        sqlite_strict=True,
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "custody",
+        sa.Column("org", _text(), primary_key=True, nullable=False),
+        sa.Column("kek_floor", _integer(), nullable=False),
+        sa.Column("originals", _integer(), nullable=False),
+        sa.Column("original_bytes", _integer(), nullable=False),
+        sa.Column("seal", sa.LargeBinary(), nullable=False),
+        sqlite_strict=True,
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "org_names",
+        sa.Column("org", _text(), primary_key=True, nullable=False),
+        sa.Column("name", _text(), primary_key=True, nullable=False),
+        sqlite_strict=True,
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_results_retention", "results", ["org", "retention_until_us"])
+    _list_orgs()
+    for table in ("holds", "shreds", "checkpoints", "custody", "org_names"):
+        wall_by_org(table)
+
+
+def _list_orgs() -> None:
+    """The names of the orgs that are there; their owner may see all of them for as long as this transaction lasts."""
+    is_postgresql = op.get_bind().dialect.name == "postgresql"
+    if is_postgresql:
+        op.execute("ALTER TABLE orgs NO FORCE ROW LEVEL SECURITY")
+    orgs = sa.table("orgs", sa.column("org"))
+    names = sa.table("org_names", sa.column("org"), sa.column("name"))
+    listed = sa.select(sa.literal(_NO_ORG, sa.Text()), orgs.c.org)
+    op.execute(sa.insert(names).from_select(["org", "name"], listed))
+    if is_postgresql:
+        op.execute("ALTER TABLE orgs FORCE ROW LEVEL SECURITY")
