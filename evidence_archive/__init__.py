@@ -8,8 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evidence_archive.aio import AsyncArchive, AsyncSession
+    from evidence_archive.aio import AsyncArchive, AsyncCustody, AsyncSession
     from evidence_archive.archive import Archive
+    from evidence_archive.custody import Custody
     from evidence_archive.errors import (
         AuditBrokenError,
         BatchRejectedError,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
         ToolCall,
     )
     from evidence_archive.policy import Policy
-    from evidence_archive.ports import Clock, KeyProvider, ObjectStore, Store, TokenCounter
+    from evidence_archive.ports import Anchor, Clock, KeyLifecycle, KeyProvider, ObjectStore, Store, TokenCounter
     from evidence_archive.session import Session
     from evidence_archive.tokens import TiktokenCounter
 
@@ -55,8 +56,9 @@ if TYPE_CHECKING:
     from evidence_archive.vault import AuditReport
 
 _HOMES = {
-    "aio": ("AsyncArchive", "AsyncSession"),
+    "aio": ("AsyncArchive", "AsyncCustody", "AsyncSession"),
     "archive": ("Archive",),
+    "custody": ("Custody",),
     "errors": (
         "AuditBrokenError",
         "BatchRejectedError",
@@ -94,7 +96,7 @@ _HOMES = {
         "ToolCall",
     ),
     "policy": ("Policy",),
-    "ports": ("Clock", "KeyProvider", "ObjectStore", "Store", "TokenCounter"),
+    "ports": ("Anchor", "Clock", "KeyLifecycle", "KeyProvider", "ObjectStore", "Store", "TokenCounter"),
     "session": ("Session",),
     "tokens": ("TiktokenCounter",),
     "vault": ("AuditReport",),
@@ -102,13 +104,16 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Anchor",
     "Archive",
     "AsyncArchive",
+    "AsyncCustody",
     "AsyncSession",
     "AuditBrokenError",
     "AuditReport",
     "BatchRejectedError",
     "Clock",
+    "Custody",
     "EnvironmentKeys",
     "EvidenceArchiveError",
     "Facts",
@@ -116,6 +121,7 @@ __all__ = [
     "FormatError",
     "HeldError",
     "IntegrityError",
+    "KeyLifecycle",
     "KeyNotFoundError",
     "KeyProvider",
     "KeyringError",

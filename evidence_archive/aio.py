@@ -12,14 +12,23 @@ from types import TracebackType
 from typing import Any, BinaryIO, ParamSpec, Self, TypeVar
 
 from evidence_archive.archive import Archive
+from evidence_archive.backup import Backup
+from evidence_archive.custody import Custody
+from evidence_archive.disposal import Due, Hold, Shred
 from evidence_archive.envelopes import Collected
+from evidence_archive.evidence import Exported
 from evidence_archive.model import Principal, Receipt, Restored, ResultInfo, SessionStats
 from evidence_archive.policy import Policy
-from evidence_archive.ports import Clock, KeyProvider, ObjectStore, TokenCounter
+from evidence_archive.ports import Anchor, Clock, KeyProvider, ObjectStore, TokenCounter
+from evidence_archive.proof.checkpoint import Checkpoint
+from evidence_archive.proving import ProvenEntry
+from evidence_archive.register import Register
+from evidence_archive.rekeying import Census, Rotation
 from evidence_archive.session import Session
 from evidence_archive.vault import INLINE_SIZE_MAX, AuditReport
+from evidence_archive.verifying import FsckReport, Progress, VerifyReport
 
-__all__ = ["AsyncArchive", "AsyncSession"]
+__all__ = ["AsyncArchive", "AsyncCustody", "AsyncSession"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -179,6 +188,203 @@ class AsyncSession:
         return await self._verbs.awaited(self._session.stats)
 
 
+class AsyncCustody:
+    """A :class:`~evidence_archive.custody.Custody` whose verbs are awaited; made by ``await archive.custody(...)``.
+
+    Args:
+        custody: the synchronous one.
+        verbs: those of its archive, which closing waits for.
+    """
+
+    def __init__(self, custody: Custody, verbs: _Verbs) -> None:
+        self._custody = custody
+        self._verbs = verbs
+
+    async def hold(self, reason: str, *, session_id: str | None = None, result_id: str | None = None) -> Hold:
+        """See :meth:`evidence_archive.custody.Custody.hold`.
+
+        Raises:
+            NotAvailableError, ShreddedError, FormatError: as there.
+        """
+        return await self._verbs.awaited(self._custody.hold, reason, session_id=session_id, result_id=result_id)
+
+    async def release(self, hold_id: str) -> Hold:
+        """See :meth:`evidence_archive.custody.Custody.release`.
+
+        Raises:
+            NotAvailableError, FormatError: as there.
+        """
+        return await self._verbs.awaited(self._custody.release, hold_id)
+
+    async def holds(self) -> list[Hold]:
+        """See :meth:`evidence_archive.custody.Custody.holds`."""
+        return await self._verbs.awaited(self._custody.holds)
+
+    async def retain(self, session_id: str, result_id: str, until_us: int) -> None:
+        """See :meth:`evidence_archive.custody.Custody.retain`.
+
+        Raises:
+            RetentionError, NotAvailableError, ShreddedError, FormatError: as there.
+        """
+        await self._verbs.awaited(self._custody.retain, session_id, result_id, until_us)
+
+    async def due(self) -> list[Due]:
+        """See :meth:`evidence_archive.custody.Custody.due`."""
+        return await self._verbs.awaited(self._custody.due)
+
+    async def shred(self, *, session_id: str | None = None, result_id: str | None = None) -> Shred:
+        """See :meth:`evidence_archive.custody.Custody.shred`.
+
+        Raises:
+            HeldError, RetentionError, ShreddedError, NotAvailableError, FormatError: as there.
+        """
+        return await self._verbs.awaited(self._custody.shred, session_id=session_id, result_id=result_id)
+
+    async def shreds(self) -> list[Shred]:
+        """See :meth:`evidence_archive.custody.Custody.shreds`."""
+        return await self._verbs.awaited(self._custody.shreds)
+
+    async def gc(self, *, dry_run: bool = True) -> list[Due]:
+        """See :meth:`evidence_archive.custody.Custody.gc`."""
+        return await self._verbs.awaited(self._custody.gc, dry_run=dry_run)
+
+    async def rotate(self, *, new_version: bool = True) -> Rotation:
+        """See :meth:`evidence_archive.custody.Custody.rotate`.
+
+        Raises:
+            KeyringError, StoreBusyError: as there.
+        """
+        return await self._verbs.awaited(self._custody.rotate, new_version=new_version)
+
+    async def census(self) -> Census:
+        """See :meth:`evidence_archive.custody.Custody.census`."""
+        return await self._verbs.awaited(self._custody.census)
+
+    async def check_keys(self) -> int:
+        """See :meth:`evidence_archive.custody.Custody.check_keys`.
+
+        Raises:
+            WrongKeyError, KeyNotFoundError, SealBrokenError: as there.
+        """
+        return await self._verbs.awaited(self._custody.check_keys)
+
+    async def retire(self, version: int) -> None:
+        """See :meth:`evidence_archive.custody.Custody.retire`.
+
+        Raises:
+            KeyringError, FormatError: as there.
+        """
+        await self._verbs.awaited(self._custody.retire, version)
+
+    async def checkpoint(self) -> str:
+        """See :meth:`evidence_archive.custody.Custody.checkpoint`.
+
+        Raises:
+            AuditBrokenError, StoreError: as there.
+        """
+        return await self._verbs.awaited(self._custody.checkpoint)
+
+    async def key(self) -> str:
+        """See :meth:`evidence_archive.custody.Custody.key`."""
+        return await self._verbs.awaited(self._custody.key)
+
+    async def prove(self, seq: int) -> ProvenEntry:
+        """See :meth:`evidence_archive.custody.Custody.prove`.
+
+        Raises:
+            NotAvailableError, AuditBrokenError: as there.
+        """
+        return await self._verbs.awaited(self._custody.prove, seq)
+
+    async def entries(self, session_id: str, result_id: str | None = None) -> list[int]:
+        """See :meth:`evidence_archive.custody.Custody.entries`.
+
+        Raises:
+            FormatError, AuditBrokenError: as there.
+        """
+        return await self._verbs.awaited(self._custody.entries, session_id, result_id)
+
+    async def consistent(self, note: str) -> Checkpoint:
+        """See :meth:`evidence_archive.custody.Custody.consistent`.
+
+        Raises:
+            AuditBrokenError: as there.
+        """
+        return await self._verbs.awaited(self._custody.consistent, note)
+
+    async def verify(
+        self,
+        level: str = "seals",
+        *,
+        sample: float | None = None,
+        since_us: int | None = None,
+        anchors: Iterable[str | os.PathLike[str] | Anchor] = (),
+        progress: Progress | None = None,
+    ) -> VerifyReport:
+        """See :meth:`evidence_archive.custody.Custody.verify`.
+
+        Raises:
+            FormatError, StoreError, KeyringError: as there.
+        """
+        return await self._verbs.awaited(
+            self._custody.verify, level, sample=sample, since_us=since_us, anchors=anchors, progress=progress
+        )
+
+    async def fsck(
+        self,
+        *,
+        dry_run: bool = True,
+        level: str = "full",
+        anchors: Iterable[str | os.PathLike[str] | Anchor] = (),
+        progress: Progress | None = None,
+    ) -> FsckReport:
+        """See :meth:`evidence_archive.custody.Custody.fsck`.
+
+        Raises:
+            FormatError, StoreError, KeyringError: as there.
+        """
+        return await self._verbs.awaited(
+            self._custody.fsck, dry_run=dry_run, level=level, anchors=anchors, progress=progress
+        )
+
+    async def export(
+        self, file: BinaryIO, session_id: str, result_id: str | None = None, *, include_original: bool = True
+    ) -> Exported:
+        """See :meth:`evidence_archive.custody.Custody.export`.
+
+        Raises:
+            NotAvailableError, ShreddedError, FormatError, SealBrokenError, AuditBrokenError, KeyringError: as there.
+            StoreError, OSError: as there.
+        """
+        return await self._verbs.awaited(
+            self._custody.export, file, session_id, result_id, include_original=include_original
+        )
+
+    async def register(self, after_seq: int = -1) -> list[str]:
+        """See :meth:`evidence_archive.custody.Custody.register`.
+
+        Raises:
+            AuditBrokenError, StoreError: as there.
+        """
+        return await self._verbs.awaited(self._custody.register, after_seq)
+
+    async def append_to(self, register: Register) -> int:
+        """See :meth:`evidence_archive.custody.Custody.append_to`.
+
+        Raises:
+            StoreUnavailableError, AuditBrokenError: as there.
+        """
+        return await self._verbs.awaited(self._custody.append_to, register)
+
+    async def backup(self, folder: str | os.PathLike[str]) -> Backup:
+        """See :meth:`evidence_archive.custody.Custody.backup`.
+
+        Raises:
+            FormatError, StoreError, IntegrityError, KeyringError: as there.
+        """
+        return await self._verbs.awaited(self._custody.backup, folder)
+
+
 class AsyncArchive:
     """An :class:`~evidence_archive.Archive` whose verbs are awaited; an async context manager.
 
@@ -205,6 +411,8 @@ class AsyncArchive:
         create: bool = True,
         counter: TokenCounter | None = None,
         clock: Clock | None = None,
+        anchors: Iterable[str | os.PathLike[str] | Anchor] = (),
+        register: str | os.PathLike[str] | None = None,
     ) -> Self:
         """See :meth:`evidence_archive.Archive.open`.
 
@@ -221,6 +429,8 @@ class AsyncArchive:
                 create=create,
                 counter=counter,
                 clock=clock,
+                anchors=anchors,
+                register=register,
             )
         )
 
@@ -309,6 +519,15 @@ class AsyncArchive:
             NotAvailableError, KeyringError, StoreError, IntegrityError, MisuseError: as there.
         """
         return await self._verbs.awaited(self._archive.collect, principal=principal)
+
+    async def custody(self, principal: Principal) -> AsyncCustody:
+        """See :meth:`evidence_archive.Archive.custody`.
+
+        Raises:
+            NotAvailableError, ShreddedError, FormatError, KeyringError, StoreError, IntegrityError, MisuseError: as
+                there.
+        """
+        return AsyncCustody(await self._verbs.awaited(self._archive.custody, principal), self._verbs)
 
     async def results(self, session_id: str, *, principal: Principal) -> list[ResultInfo]:
         """See :meth:`evidence_archive.Archive.results`.

@@ -12,6 +12,7 @@ from evidence_archive.errors import (
     KeyringError,
     MisuseError,
     NotAvailableError,
+    ShreddedError,
     UnsupportedVersionError,
 )
 from evidence_archive.excerpt import Selector, parse_selector
@@ -124,10 +125,12 @@ class Answering:
 
     def _failed(self, call: ToolCall, number: int, row: ResultRow | None, error: EvidenceArchiveError) -> str:
         """A restore that keys, store or stored bytes prevented."""
-        if not isinstance(error, UnsupportedVersionError):  # which is no sign that anything is wrong with the store
+        # Neither of them is a sign that anything is wrong with the store.
+        if not isinstance(error, UnsupportedVersionError | ShreddedError):
             self._records.trouble(error)
         causes: tuple[tuple[str, type[Exception]], ...] = (
             ("version", UnsupportedVersionError),
+            ("shredded", ShreddedError),
             ("audit", AuditBrokenError),
             ("integrity", IntegrityError),
             ("keys", KeyringError),

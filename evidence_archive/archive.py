@@ -4,15 +4,27 @@ import io
 import os
 import re
 import threading
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
+from evidence_archive.anchors import open_anchor
 from evidence_archive.clock import SystemClock
+from evidence_archive.custody import Custody
 from evidence_archive.dialects import dialect as dialect_named
 from evidence_archive.envelopes import Collected, Envelopes
-from evidence_archive.errors import FormatError, MisuseError, NotAvailableError, SealBrokenError, StoreBusyError
+from evidence_archive.errors import (
+    FormatError,
+    KeyringError,
+    MisuseError,
+    NotAvailableError,
+    SealBrokenError,
+    ShreddedError,
+    StoreBusyError,
+)
 from evidence_archive.excerpt import WHOLE, parse_selector
 from evidence_archive.keys import open_provider
 from evidence_archive.model import (
@@ -26,8 +38,10 @@ from evidence_archive.model import (
 )
 from evidence_archive.policy import Policy
 from evidence_archive.ports import (
+    Anchor,
     Clock,
     Entropy,
+    KeyLifecycle,
     KeyProvider,
     ObjectStore,
     ScopeRow,
@@ -37,7 +51,10 @@ from evidence_archive.ports import (
     Writer,
 )
 from evidence_archive.proof import leaf as audit
+from evidence_archive.proving import Schedule
 from evidence_archive.records import Records
+from evidence_archive.register import Register
+from evidence_archive.rekeying import Census, Rekeying
 from evidence_archive.restoring import Restoring
 from evidence_archive.session import Session
 from evidence_archive.tokens import default_counter
@@ -75,6 +92,8 @@ class Archive:
         inline_size_max: 0 to 64 MiB.
         counter: counts tokens; tiktoken's ``o200k_base`` by default.
         clock, entropy: for tests.
+        anchors: places outside the store that get a copy of every signed head of the audit log.
+        register: path of a file outside the store; it gets a line for every hold, release, longer retention, shred.
 
     Raises:
         FormatError: ``inline_size_max`` is out of bounds.
@@ -91,6 +110,8 @@ class Archive:
         counter: TokenCounter | None = None,
         clock: Clock | None = None,
         entropy: Entropy = os.urandom,
+        anchors: Iterable[Anchor] = (),
+        register: str | os.PathLike[str] | None = None,
     ) -> None:
         if type(inline_size_max) is not int or not 0 <= inline_size_max <= INLINE_SIZE_LIMIT:
             raise FormatError(f"inline_size_max is a whole number of bytes from 0 to {INLINE_SIZE_LIMIT}.")
@@ -105,7 +126,10 @@ class Archive:
             objects,
             inline_size_max,
         )
+        self._anchors = tuple(anchors)
+        self._register = None if register is None else Register(register)
         self._vaults: dict[str, Vault] = {}
+        self._schedules: dict[str, Schedule] = {}
         self._opening: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -124,6 +148,8 @@ class Archive:
         create: bool = True,
         counter: TokenCounter | None = None,
         clock: Clock | None = None,
+        anchors: Iterable[str | os.PathLike[str] | Anchor] = (),
+        register: str | os.PathLike[str] | None = None,
     ) -> Self:
         """An archive that is ready for sessions.
 
@@ -137,6 +163,11 @@ class Archive:
             inline_size_max: largest original that lies in the database, in bytes, 0 to 64 MiB.
             create: make the database where it does not exist.
             counter, clock: instead of tiktoken and the system's clock.
+            anchors: places outside the store that get a copy of every signed head of the audit log: a file's path,
+                ``"log"``, ``"command:PROGRAM ARGUMENTS"``, ``"objects:FOLDER"``, ``"s3://bucket/prefix"``, or one of
+                your own.
+            register: path of a file outside the store that gets a line for every hold, release, longer retention and
+                shred, right after it; what it holds is done again after a backup was put back.
 
         Raises:
             PolicyError: the policy cannot be used.
@@ -151,6 +182,7 @@ class Archive:
         elif not isinstance(policy, Policy):
             policy = Policy.load(policy)
         provider = open_provider(keys)
+        kept_at = [open_anchor(anchor) for anchor in anchors]
         from evidence_archive.objects import open_objects
         from evidence_archive.objects.directory import MARK
         from evidence_archive.objects.late import LateObjects
@@ -182,6 +214,8 @@ class Archive:
                 inline_size_max=inline_size_max,
                 counter=counter,
                 clock=clock,
+                anchors=kept_at,
+                register=register,
             )
         except BaseException:
             store.close()
@@ -201,19 +235,27 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Release the store; idempotent. Sessions of this archive are then misused.
+        """Sign the heads of the logs that grew, and release the store; idempotent.
+
+        Sessions of this archive are then misused.
 
         In another process than the one that opened it, there is nothing to release.
         """
         if os.getpid() != self._pid:
             return
-        with self._lock:
-            self._closed = True
-            for vault in self._vaults.values():
-                vault.closed = True
-            self._around.store.close()
-            if self._around.objects is not None:
-                self._around.objects.close()
+        try:
+            with self._lock:
+                schedules = [] if self._closed else [self._schedules[org] for org in self._vaults]
+            for schedule in schedules:
+                schedule.close()
+        finally:
+            with self._lock:
+                self._closed = True
+                for vault in self._vaults.values():
+                    vault.closed = True
+                self._around.store.close()
+                if self._around.objects is not None:
+                    self._around.objects.close()
 
     def _vault(self, principal: Principal, *, create: bool = False) -> Vault:
         if not isinstance(principal, Principal):
@@ -230,9 +272,14 @@ class Archive:
             with self._lock:
                 vault = self._known(org)
             try:
-                made = vault or open_vault(self._around, org, create=create)
+                if vault is not None:
+                    return vault
+                made = open_vault(self._around, org, create=create)
+                schedule = Schedule(made, self._anchors)
+                made.on_appended = schedule.appended
                 with self._lock:
                     self._known(org)
+                    self._schedules[org] = schedule
                     return self._vaults.setdefault(org, made)
             finally:
                 self._opening.pop(org, None)
@@ -240,7 +287,11 @@ class Archive:
     def _known(self, org: str) -> Vault | None:
         if self._closed:
             raise MisuseError("This archive was closed: open it again.")
-        return self._vaults.get(org)
+        vault = self._vaults.get(org)
+        if vault is not None and vault.closed:  # shredded
+            del self._vaults[org]
+            return None
+        return vault
 
     # --- sessions -------------------------------------------------------------------------------------------------
 
@@ -268,6 +319,41 @@ class Archive:
         if row.dialect != dialect:
             raise FormatError(f"This session was opened in the dialect {row.dialect}: open it in that one.")
         return Session(Records(vault, principal, row, keys, lens, with_tools=tools))
+
+    def custody(self, principal: Principal) -> Custody:
+        """Holds, retention, shredding, keys and proofs of the principal's org.
+
+        Args:
+            principal: who acts; one of its roles has to be among the policy's ``[custody] roles``.
+
+        Raises:
+            NotAvailableError: it has none of them, or the org was never used; a denial is in the log.
+            FormatError: the principal is none.
+            ShreddedError: the org was shredded, and the principal could have acted on it.
+            KeyringError, StoreError, IntegrityError: keys, store or stored bytes are not as they should be.
+            MisuseError: the archive was closed, or opened in another process.
+        """
+        if not isinstance(principal, Principal):
+            raise FormatError('Who acts is a Principal(org="...", subject="...", roles={...}).')
+        return Custody(
+            self._vault(principal),
+            principal,
+            anchors=self._anchors,
+            other_orgs=partial(self._censuses, principal),
+            register=self._register,
+        )
+
+    def _censuses(self, principal: Principal) -> dict[str, Census]:
+        """The census of every other org, where the provider's versions serve all of them."""
+        keys = self._around.keys
+        if not (isinstance(keys, KeyLifecycle) and keys.shared_by_orgs):
+            return {}
+        found = {}
+        for org in self._around.store.orgs():
+            if org != principal.org:
+                with suppress(ShreddedError, NotAvailableError):
+                    found[org] = Rekeying(open_vault(self._around, org, create=False), principal).census()
+        return found
 
     # --- for whoever may ------------------------------------------------------------------------------------------
 
@@ -478,6 +564,9 @@ def _opened_session(
                 if new is None:
                     raise StoreBusyError("The session changed while it was opened: try again.")
                 new_scope, new_keys = new
+                custody = writer.custody()
+                if custody is not None and new_scope.kek_version < custody.kek_floor:
+                    raise KeyringError("The keys of this process are from before a rotation: open the archive again.")
                 row = SessionRow(
                     session_id=session_id,
                     scope_id=new_keys.scope_id,

@@ -34,7 +34,7 @@ from evidence_archive.model import (
     parse_result_id,
     text_of,
 )
-from evidence_archive.ports import BatchRow, ResultRow, SessionRow, StoredOriginal, Writer
+from evidence_archive.ports import BatchRow, CustodyRow, ResultRow, SessionRow, StoredOriginal, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.records import TOOL_NAME_CHARS_MAX, Records, clone, rendering
 from evidence_archive.sealing.envelope import seal_original
@@ -251,6 +251,9 @@ class Archiving:
             writer.insert_originals(inline)
             self._envelopes.keep(writer, stored)
             writer.update_results([one.row for one in prepared])
+            kept = [one.row for one in prepared if one.original is not None]
+            custody = self._records.vault.counted(writer, len(kept), sum(row.size_bytes for row in kept))
+            self._refuse_over_quota(custody)
             writer.insert_batch(
                 BatchRow(row.scope_id, batch_id, tag, key, json.dumps(_receipt_data(receipt)), now_us)
             )
@@ -277,6 +280,19 @@ class Archiving:
         if stored:
             self._envelopes.tidy()
         return receipt, text
+
+    def _refuse_over_quota(self, custody: CustodyRow) -> None:
+        """Nothing is ever evicted to make room: what does not fit is not archived."""
+        limits = self._records.limits
+        for name, kept, kept_max in (
+            ("originals", custody.originals, limits.quota_originals_max),
+            ("bytes", custody.original_bytes, limits.quota_bytes_max),
+        ):
+            if kept > kept_max:
+                raise BatchRejectedError(
+                    f"NOTHING was archived: the org would keep {kept} {name}, and its quota is {kept_max}.",
+                    reason="quota",
+                )
 
     def _put(self, drafts: Mapping[str, _Draft], outside: dict[int, Outside]) -> None:
         """Large originals into objects, unless an earlier try put just them."""

@@ -20,7 +20,7 @@ from evidence_archive.errors import (
 from evidence_archive.model import PIECE_BYTES, Exact
 from evidence_archive.ports import OBJECT_BYTES_MAX, ObjectRow, ResultRow, Writer
 from evidence_archive.sealing.envelope import Opened, Slot, envelope_bytes, open_original, open_pieces, seal_pieces
-from evidence_archive.vault import Vault
+from evidence_archive.vault import SHREDDED, Vault
 
 __all__ = ["INTENT_SECONDS", "Collected", "Envelopes", "Outside"]
 
@@ -162,6 +162,19 @@ class Envelopes:
         if rows:
             writer.update_objects([replace(row, state=_STORED) for row in rows])
 
+    @staticmethod
+    def object_keys(row: ObjectRow) -> list[str]:
+        """The objects of an envelope, in order."""
+        return [_part_key(row, part) for part in range(-(-row.size_bytes // row.part_bytes))]
+
+    @staticmethod
+    def give_up(writer: Writer, original_ids: Iterable[bytes], now_us: int) -> None:
+        """Hand the objects of originals that were destroyed to the collector, in the transaction that does it."""
+        places = [writer.object(one) for one in original_ids]
+        writer.update_objects(
+            [replace(row, state=_ABANDONED, expires_at_us=now_us) for row in places if row is not None]
+        )
+
     # --- reading --------------------------------------------------------------------------------------------------
 
     def open(self, origin: ResultRow, slot: Slot, dek: bytes, take: Callable[[bytes], object]) -> Opened:
@@ -218,6 +231,23 @@ class Envelopes:
             dek_id=origin.dek_id,
             sealed_size=origin.sealed_size,
         )
+
+    def stored(self, origin: ResultRow) -> Iterator[bytes]:
+        """The sealed bytes of an original as they lie here, in order and unopened, at most 64 MiB at a time.
+
+        Raises:
+            SealBrokenError: they are gone.
+            StoreUnavailableError: objects cannot be had, or are not in this object store.
+        """
+        original_id = origin.original_id or b""
+        with self._vault.store.reading(self._vault.store_wait_ms) as reader:
+            envelope, row = reader.envelope(original_id), reader.object(original_id)
+        if envelope is not None:
+            yield envelope
+        elif row is not None and row.state == _STORED:
+            yield from self._parts_of(row)
+        else:
+            raise SealBrokenError("A sealed original is gone: it was removed outside this library.")
 
     @staticmethod
     def _opened(
@@ -277,7 +307,8 @@ class Envelopes:
     # --- collecting -----------------------------------------------------------------------------------------------
 
     def collect(self, *, tidying: bool = False) -> Collected:
-        """Delete the objects of intents whose time is over; never anything a batch has named.
+        """Delete the objects of intents whose time is over; never anything an archived result
+        names.
 
         An intent is abandoned in a transaction under the lock that batches commit under, so none can keep it any
         more; its objects go after that, and only where they went it counts as emptied. What a request that was given
@@ -293,7 +324,7 @@ class Envelopes:
         until_us = now_us + INTENT_SECONDS * 1_000_000
 
         def abandon(writer: Writer) -> list[ObjectRow]:
-            lapsed = writer.lapsed_objects(now_us, COLLECT_ROWS_MAX)
+            lapsed = [row for row in writer.lapsed_objects(now_us, COLLECT_ROWS_MAX) if self._is_free(writer, row)]
             fenced = [replace(row, state=_ABANDONED) if row.state == _INTENDED else row for row in lapsed]
             writer.update_objects([new for row, new in zip(lapsed, fenced, strict=True) if new is not row])
             return fenced
@@ -304,8 +335,8 @@ class Envelopes:
         failure: StoreError | None = None
         for row in lapsed:
             try:
-                for part in range(-(-row.size_bytes // row.part_bytes)):
-                    self._vault.objects.delete(_part_key(row, part))
+                for key in self.object_keys(row):
+                    self._vault.objects.delete(key)
                 gone.append(row)
             except StoreError as error:
                 failed.append(row)
@@ -333,6 +364,15 @@ class Envelopes:
         objects = self._vault.around.objects
         tidied = objects.tidy() if tidying and objects is not None else 0
         return Collected(abandoned, forgotten, tidied)
+
+    def _is_free(self, writer: Writer, row: ObjectRow) -> bool:
+        """Whether no result needs these objects; one that was changed outside this library counts as needing."""
+        try:
+            named = writer.named(row.original_id)
+        except SealBrokenError:
+            self._vault.log.warning("evidence_archive.not_collected", error=SealBrokenError.__name__)
+            return False
+        return named is None or named.state == SHREDDED
 
     def tidy(self) -> None:
         """Run the collector after a commit; what goes wrong is logged, and changes nothing about the commit."""

@@ -113,8 +113,8 @@ class BatchRejectedError(EvidenceArchiveError):
         message: one sentence for the caller.
         targets: every target of the batch with its status, in the batch's order; empty when the batch as a whole
             was refused.
-        reason: batch-level reason (``empty``, ``too_many``, ``store_unavailable``, ``suspended``, ``unknown``), or
-            ``targets``.
+        reason: batch-level reason (``empty``, ``too_many``, ``store_unavailable``, ``suspended``, ``quota``,
+            ``unknown``), or ``targets``.
     """
 
     exit_code = 11

@@ -193,6 +193,22 @@ def note(
     return "\n".join([f"[{' | '.join(fields)}]", *(f"> {line}" for line in clean(words).split("\n"))])
 
 
+def tombstone(*, number: int, tag: str, tool: str, observed_at_us: int, observed_by: str) -> str:
+    """The line that stands in the view for a shredded original, and for every copy of it.
+
+    Args:
+        number, tag, tool, observed_at_us, observed_by: as in :func:`note`.
+    """
+    fields = (
+        f"shredded r{number} tag={tag}",
+        "the original was destroyed on purpose",
+        clean_name(tool),
+        _observed(observed_at_us, observed_by),
+        "it cannot be restored",
+    )
+    return f"[{' | '.join(fields)}]"
+
+
 # --- restores ---------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +319,7 @@ _FAILURES = {
     "integrity": "the stored bytes do not verify, so they are not shown; the operator has to look at it",
     "keys": "the keys at hand do not open it; the operator has to look at it",
     "audit": "the audit log does not verify, and nothing is released without it; the operator has to look at it",
+    "shredded": "its original was destroyed on purpose and cannot come back",
     "version": "a newer version of the archive sealed it, and this one cannot open it; the operator has to upgrade",
 }
 
@@ -312,7 +329,8 @@ def restore_failed_text(*, number: int, cause: str, tool: str, live_ask: str | N
 
     Args:
         number: of the result ID.
-        cause: ``store``, ``integrity``, ``keys``, ``audit`` or ``version``; anything else is an internal error.
+        cause: ``store``, ``integrity``, ``keys``, ``audit``, ``shredded`` or ``version``; anything else is an
+            internal error.
         tool: the tool's name as called, any string.
         live_ask: the tool the policy names for the present, if any.
     """
@@ -384,6 +402,7 @@ _REJECTIONS = {
     "empty": "the batch names no result",
     "too_many": "the batch names too many results",
     "store_unavailable": "the store cannot be reached now; every original stays in view, so go on and try later",
+    "quota": "the quota of what may be kept is used up; every original stays in view, so go on without archiving",
     "suspended": "archiving is suspended in this session; every original stays in view, so go on without archiving",
 }
 
@@ -407,7 +426,7 @@ def rejection_text(
 
     Args:
         reason: ``targets``, or why the batch was refused as a whole: ``empty``, ``too_many``, ``store_unavailable``,
-            ``suspended``; ``unknown`` where nobody knows whether it was.
+            ``suspended``, ``quota``; ``unknown`` where nobody knows whether it was.
         message: one more sentence, such as the limit that was passed; cut at 300 characters.
         targets: every target of the batch, in its order.
         last_id: newest result ID of the session, or ``None``.

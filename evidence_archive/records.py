@@ -41,11 +41,11 @@ from evidence_archive.model import (
     format_result_id,
     text_of,
 )
-from evidence_archive.ports import ResultRow, SessionRow, Writer
+from evidence_archive.ports import Reader, ResultRow, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.restoring import Also
 from evidence_archive.sealing.keyring import content_tag
-from evidence_archive.vault import ScopeKeys, Vault, facts_of
+from evidence_archive.vault import SHREDDED, ScopeKeys, Vault, facts_of
 
 __all__ = ["TOOL_NAME_CHARS_MAX", "Records", "clone", "rendering"]
 
@@ -111,7 +111,7 @@ class Records:
         return self.timeline.match(self.index, self._archived, self.tag, tools_of=self._tools_of)
 
     def _archived(self, number: int) -> bool:
-        return self.rows[number].state == "archived"
+        return self.rows[number].state != "live"
 
     def _tools_of(self, number: int) -> frozenset[str]:
         row = self.rows[number]
@@ -152,6 +152,7 @@ class Records:
             row = reader.session(self.id)
             if row is None or row.scope_id != self.keys.scope_id:
                 raise SealBrokenError("This session's row is gone: it was removed outside this library.")
+            self._rekey(reader, row)
             whole = self.row.version < 0 or row.version <= self.row.version
             # One version more than is new: what is known must still be there as it is known.
             changed = reader.results(row.scope_id, -1 if whole else self.row.version - 1)
@@ -193,12 +194,19 @@ class Records:
         """Records as committed; the notes of archived ones are opened here, once."""
         for row in rows:
             number = row.number
-            if row.state == "archived" and number not in self.notes:
+            note_tag = row.note_tag
+            if row.state == SHREDDED:
+                self.notes[number] = self._tombstone(row)
+                # Lists that were stored may hold the tombstone where they held the note; both are known again.
+                empty: Content = "" if row.media_type == MEDIA_TYPES["text"] else []
+                known = self.tag(self.dialect.noted(empty, self.notes[number]))
+                self.index.add(number, row.call_id, row.content_tag, row.labelled_tag, known)
+            elif row.state == "archived" and number not in self.notes:
                 words = self.vault.open_closed(self.keys, row)[1]
                 with suppress(UnsupportedVersionError):  # a newer library's note: the original is shown instead
                     self.notes[number] = self.note_text(row, words)
             self.rows[number] = row
-            self.index.add(number, row.call_id, row.content_tag, row.labelled_tag, row.note_tag)
+            self.index.add(number, row.call_id, row.content_tag, row.labelled_tag, note_tag)
             (self.reserved.discard if row.seen else self.reserved.add)(number)
             place = self.timeline.by_number.get(number)
             if place is not None:
@@ -218,6 +226,15 @@ class Records:
             live_ask=row.live_ask or None,
             live=row.live_ask is not None,
             rendering=(row.rendering or "").removesuffix(_ESTIMATED),
+        )
+
+    def _tombstone(self, row: ResultRow) -> str:
+        return notes.tombstone(
+            number=row.number,
+            tag=self.row.tag,
+            tool=text_of(row.tool_name),
+            observed_at_us=row.observed_at_us,
+            observed_by=row.observed_by,
         )
 
     def label(self, number: int) -> str:
@@ -240,8 +257,7 @@ class Records:
             nonlocal unknown, met
             row = self.session_under_lock(writer)
             if row.version != self.row.version:
-                self.absorb(writer.results(row.scope_id, self.row.version))
-                self.row = replace(row)
+                self._catch_up(writer, row)
                 unknown = self.match()
                 met = [number for number in self.reserved if number in self.timeline.by_number]
             row.version += 1
@@ -261,6 +277,20 @@ class Records:
         self.timeline.settle()
         self.absorb([*new, *completed])
         self.row = row
+
+    def _catch_up(self, writer: Writer, row: SessionRow) -> None:
+        """Take over, under the lock, what another process committed."""
+        self._rekey(writer, row)
+        self.absorb(writer.results(row.scope_id, self.row.version))
+        self.row = replace(row)
+
+    def _rekey(self, reader: Reader, row: SessionRow) -> None:
+        """The session's keys of the present: shredding one of its originals gives it others."""
+        scope = reader.scope(row.scope_id)
+        if scope is None:
+            raise SealBrokenError("This session's key is gone: it was removed outside this library.")
+        if scope.generation != self.keys.generation and scope.wrapped:
+            self.keys = self.vault.scope_keys(scope)
 
     def session_under_lock(self, writer: Writer) -> SessionRow:
         """The session's row, inside a transaction.
@@ -462,6 +492,8 @@ class Records:
 
     def protection(self, row: ResultRow, facts: Facts) -> tuple[str, str] | None:
         """Which rule keeps a result in view, and why."""
+        if self.facts_row(row).state == SHREDDED:
+            return SHREDDED, "its original was shredded and could not come back"
         decision = self.vault.policy.decide_archive(facts)
         if decision.effect == "never":
             return decision.rule_id, decision.reason
@@ -545,8 +577,7 @@ class Records:
         def attached(writer: Writer) -> tuple[SessionRow, Labelled, list[ResultRow]]:
             row = self.session_under_lock(writer)
             if row.version != self.row.version:
-                self.absorb(writer.results(row.scope_id, self.row.version))
-                self.row = replace(row)
+                self._catch_up(writer, row)
             row.version += 1
             target = choose()
             changed = []

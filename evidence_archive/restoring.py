@@ -21,6 +21,7 @@ from evidence_archive.errors import (
     IntegrityError,
     NotAvailableError,
     SealBrokenError,
+    ShreddedError,
     StoreBusyError,
     UnsupportedVersionError,
 )
@@ -31,7 +32,6 @@ from evidence_archive.model import (
     Principal,
     Provenance,
     Restored,
-    ce,
     decode_exact,
     encode_exact,
     format_result_id,
@@ -41,7 +41,7 @@ from evidence_archive.ports import ResultRow, ScopeRow, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.sealing.envelope import Opened as Unsealed
 from evidence_archive.sealing.keyring import unwrap, wrap
-from evidence_archive.vault import INLINE_SIZE_MAX, ScopeKeys, Vault, asked_session
+from evidence_archive.vault import INLINE_SIZE_MAX, SHREDDED, ScopeKeys, Vault, asked_session, part_context
 
 __all__ = ["Also", "Found", "Opened", "Restoring", "part_of"]
 
@@ -99,7 +99,11 @@ class Restoring:
     def close_part(self, keys: ScopeKeys, number: int, selector: Selector) -> bytes | None:
         """What a copy of a part was cut by, sealed, because a pattern is evidence text; ``None`` for the whole."""
         canonical = selector.canonical()
-        return None if canonical is None else wrap(keys.key, canonical.encode(), self._part_context(keys, number))
+        return (
+            None
+            if canonical is None
+            else wrap(keys.key, canonical.encode(), part_context(self._vault, keys.scope_id, number))
+        )
 
     def selected(self, found: Found, selector: Selector) -> Selector:
         """What to cut out of an original for a result: the copy of a part is that part.
@@ -115,12 +119,8 @@ class Restoring:
             origin = format_result_id(row.origin or 0)
             raise FormatError(f"This is a copy of a part; ask {origin} itself for another part.")
         keys = self._vault.scope_keys(found.scope)
-        return Selector.from_canonical(unwrap(keys.key, row.part, self._part_context(keys, row.number)).decode())
-
-    def _part_context(self, keys: ScopeKeys, number: int) -> bytes:
-        return b"evidence-archive/v1/part\x00" + ce(
-            self._vault.deployment, self._vault.org, keys.scope_id, format_result_id(number)
-        )
+        context = part_context(self._vault, keys.scope_id, row.number)
+        return Selector.from_canonical(unwrap(keys.key, row.part, context).decode())
 
     def find(self, principal: Principal, session_id: object, result_id: object, *, also: Also | None = None) -> Found:
         """A result the principal may have.
@@ -132,9 +132,11 @@ class Restoring:
 
         Raises:
             NotAvailableError: unknown, foreign, not archived or forbidden; the denial is in the log.
+            ShreddedError: the principal could have had it, and it was shredded; the denial is in the log.
             SealBrokenError: a row on the way does not verify; the session is suspended.
         """
         name, number = _asked(session_id, result_id)
+        shredded = False
         try:
             with self._vault.store.reading(self._vault.store_wait_ms) as reader:
                 found = reader.find(name, number)
@@ -146,12 +148,18 @@ class Restoring:
                 if found is not None and held is not None:
                     session, scope, row = found
                     origin = row if copied is None else held[2]
-                    if row.state == "archived" and self._vault.may_restore(principal, session.subject, row, origin):
-                        return Found(session, scope, row, origin)
+                    kept = row.state in ("archived", SHREDDED)
+                    if kept and self._vault.may_restore(principal, session.subject, row, origin):
+                        if SHREDDED in (row.state, origin.state):
+                            shredded = True
+                        else:
+                            return Found(session, scope, row, origin)
         except IntegrityError:
             self.failed(principal, name, number, "integrity")
             raise
-        self.denied(principal, name, number, also=also)
+        self.denied(principal, name, number, also=None if shredded else also)
+        if shredded:
+            raise ShreddedError("This original was shredded: it was destroyed on purpose and cannot come back.")
         raise NotAvailableError
 
     def opened(

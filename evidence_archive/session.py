@@ -41,6 +41,7 @@ from evidence_archive.model import (
 from evidence_archive.ports import ResultRow
 from evidence_archive.records import Records
 from evidence_archive.restoring import Restoring, part_of
+from evidence_archive.vault import SHREDDED
 
 __all__ = ["Session"]
 
@@ -158,8 +159,10 @@ class Session:
             if place.number is None:
                 continue
             row = self._records.rows[place.number]
-            archived = row.state == "archived" and not outage and place.number in self._records.notes
-            if archived and place.form != NOTE:
+            # What was shredded is not shown again, not even where everything else is.
+            shredded = row.state == SHREDDED
+            archived = shredded or (row.state == "archived" and not outage and place.number in self._records.notes)
+            if archived and (shredded or place.form != NOTE):
                 contents[place.slot] = self._records.dialect.noted(
                     self._records.original(place), self._records.notes[place.number]
                 )

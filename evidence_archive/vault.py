@@ -2,8 +2,9 @@
 
 import os
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from evidence_archive import access
@@ -14,23 +15,28 @@ from evidence_archive.errors import (
     MisuseError,
     NotAvailableError,
     SealBrokenError,
+    ShreddedError,
     StoreConflictError,
+    StoreError,
     StoreUnavailableError,
 )
 from evidence_archive.events import Events
-from evidence_archive.keys import unwrap_checked
+from evidence_archive.keys import unwrap_checked, wrap_checked
 from evidence_archive.model import (
     Facts,
     Principal,
     Provenance,
     ce,
+    ce_read,
     checked_name,
     format_result_id,
     text_of,
 )
 from evidence_archive.policy import Policy
 from evidence_archive.ports import (
+    CheckpointRow,
     Clock,
+    CustodyRow,
     Entropy,
     KeyProvider,
     ObjectStore,
@@ -38,11 +44,15 @@ from evidence_archive.ports import (
     OrgStore,
     ResultRow,
     ScopeRow,
+    SessionRow,
     Store,
+    Survey,
+    Surveyable,
     TokenCounter,
     Writer,
 )
 from evidence_archive.proof import leaf as audit
+from evidence_archive.proof.checkpoint import Signer
 from evidence_archive.proof.merkle import Frontier, leaf_hash
 from evidence_archive.sealing.envelope import Slot
 from evidence_archive.sealing.keyring import (
@@ -50,6 +60,7 @@ from evidence_archive.sealing.keyring import (
     open_closed,
     org_keys,
     tag_key,
+    unwrap,
     wrap,
     wrap_context,
 )
@@ -58,13 +69,16 @@ __all__ = [
     "INLINE_SIZE_LIMIT",
     "INLINE_SIZE_MAX",
     "OTHER_PROCESS",
+    "SHREDDED",
     "AuditReport",
     "ScopeKeys",
     "Surroundings",
     "Vault",
     "asked_session",
+    "aux_context",
     "facts_of",
     "open_vault",
+    "part_context",
 ]
 
 CONFLICT_TRIES_MAX = 5
@@ -76,15 +90,22 @@ INLINE_SIZE_MAX = 1024 * 1024
 INLINE_SIZE_LIMIT = 64 * 1024 * 1024
 """Largest original that may lie in the database at all: it is in memory as a whole when it moves."""
 
+SHREDDED = "shredded"
+"""State of a result whose original was destroyed; why a session whose keys were is suspended."""
+
 LEAVES_PER_READ = 1_000
 """Audit entries fetched at once."""
+
+SESSIONS_PER_READ = 1_000
+"""Sessions fetched at once."""
 
 SCOPES_HELD_MAX = 10_000
 """Session keys held in memory; the provider is asked again for one that had to go."""
 
 OTHER_PROCESS = "This archive was opened in another process: open it again after fork."
 
-_GENERATION = 1
+FIRST_GENERATION = 1
+"""Of every key; a session gets a next one where an original of it is shredded."""
 
 T = TypeVar("T")
 
@@ -105,9 +126,10 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class ScopeKeys:
-    """A session's key, and the tag key derived from it."""
+    """A session's key of one generation, and the key of its tags, which is the same in all generations."""
 
     scope_id: bytes
+    generation: int
     key: bytes = field(repr=False)
     tag: bytes = field(repr=False)
 
@@ -161,19 +183,26 @@ class Vault:
         row: the org's row, checked.
         keys: the org's derived keys.
         store: the store scoped to the org.
+        kek_floor: no key may be wrapped under an older version.
     """
 
-    def __init__(self, around: Surroundings, row: OrgRow, keys: OrgKeys, store: OrgStore) -> None:
+    def __init__(
+        self, around: Surroundings, row: OrgRow, keys: OrgKeys, store: OrgStore, *, kek_floor: int = 0
+    ) -> None:
+        self.row = row
         self.org = row.org
         self.deployment = row.deployment
         self.around = around
         self.policy = around.policy
         self.store = store
         self.closed = False
+        self.kek_floor = kek_floor
         self.log = Events(org=row.org)
+        self.signer = Signer(f"evidence-archive/{row.deployment.hex()}", keys.signing)
+        self.on_appended: Callable[[], None] = _nothing
         self._keys = keys
         self._pid = os.getpid()
-        self._scopes: dict[bytes, ScopeKeys] = {}
+        self._scopes: dict[tuple[bytes, int], ScopeKeys] = {}
         self._lock = threading.Lock()
 
     @property
@@ -197,6 +226,21 @@ class Vault:
     def store_wait_ms(self) -> int:
         """How long a write or a restore may wait for a lock."""
         return self.policy.limits.store_wait_ms_max
+
+    def seen_in(self, store: Store) -> OrgStore | None:
+        """This org as another store has it, such as an older or a newer copy; also where it was shredded there.
+
+        Args:
+            store: another one.
+
+        Returns:
+            ``None`` where the org is not in it.
+
+        Raises:
+            SealBrokenError: its row there is not one that this org's keys sealed.
+        """
+        row = store.org(self.org)
+        return None if row is None else store.scoped(row, self._keys.row)
 
     def usable(self) -> None:
         """Return only if the archive is open, and was opened in this process.
@@ -227,11 +271,25 @@ class Vault:
         for left in reversed(range(CONFLICT_TRIES_MAX)):
             try:
                 with self.store.writing(wait_ms, audited=audited) as writer:
-                    return body(writer)
+                    done = body(writer)
+                break
             except StoreConflictError:
                 if not left or self.around.clock.monotonic_ms() > until_ms:
                     raise
-        raise AssertionError  # the last try returns or raises
+        if audited:
+            self.on_appended()
+        return done
+
+    def surveying(self) -> AbstractContextManager[Survey]:
+        """A look at the org that hands out damaged rows, too, and says which seals hold.
+
+        Raises:
+            StoreError: this store cannot show rows that way.
+        """
+        store = self.around.store
+        if not isinstance(store, Surveyable):
+            raise StoreError("This store shows no damaged rows, so it cannot be verified.")
+        return store.surveying(self.org, self._keys.row, self.store_wait_ms)
 
     # --- audit --------------------------------------------------------------------------------------------------
 
@@ -272,6 +330,21 @@ class Vault:
 
         return build
 
+    def sealed_text(self, text: str, what: bytes, place: bytes) -> bytes:
+        """A text that people wrote, sealed for one place under the key of audit metadata."""
+        return wrap(self._keys.audit, text.encode("utf-8", "surrogatepass"), self._text_context(what, place))
+
+    def opened_text(self, sealed: bytes, what: bytes, place: bytes) -> str:
+        """The text that :meth:`sealed_text` sealed for this place.
+
+        Raises:
+            SealBrokenError: it does not open there.
+        """
+        return unwrap(self._keys.audit, sealed, self._text_context(what, place)).decode("utf-8", "surrogatepass")
+
+    def _text_context(self, what: bytes, place: bytes) -> bytes:
+        return b"evidence-archive/v1/text\x00" + ce(self.deployment, self.org, what, place)
+
     def _reason_context(self, seq: int) -> bytes:
         return b"evidence-archive/v1/reason\x00" + ce(self.deployment, self.org, seq)
 
@@ -310,51 +383,135 @@ class Vault:
             findings.append("The log is empty: nothing was checked.")
         return AuditReport(head.size, frontier.root().hex(), not findings, tuple(findings), tuple(entries))
 
+    def sign_head(self, writer: Writer) -> CheckpointRow:
+        """A signed head of the log as it is in this transaction, stored with it.
+
+        Raises:
+            AuditBrokenError: the log is shorter than one that was signed before.
+        """
+        head, last = writer.head(), writer.checkpoint()
+        if last is not None and last.size >= head.size:
+            if last.size > head.size:
+                raise AuditBrokenError("The audit log is shorter than its last checkpoint: entries were removed.")
+            return last
+        root = Frontier.from_bytes(head.size, head.frontier).root()
+        note = self.signer.sign(head.size, root)
+        row = CheckpointRow(head.size, note, head.frontier, self.around.clock.now_us())
+        writer.insert_checkpoint(row)
+        return row
+
+    def counted(self, writer: Writer, originals: int, original_bytes: int) -> CustodyRow:
+        """What the org has in keeping, once so many more are; asked after the results were written."""
+        kept = writer.custody()
+        if kept is None:  # from before there was such a row: what is counted now is there already
+            kept = CustodyRow(self.kek_floor, *writer.in_keeping())
+        else:
+            kept = replace(
+                kept,
+                originals=kept.originals + originals,
+                original_bytes=kept.original_bytes + original_bytes,
+            )
+        writer.put_custody(kept)
+        return kept
+
+    def sessions(self) -> Iterator[SessionRow]:
+        """All sessions of the org, by id, some at a time."""
+        after = ""
+        while True:
+            with self.store.reading(self.store_wait_ms) as reader:
+                found = reader.sessions(after, SESSIONS_PER_READ)
+            if not found:
+                return
+            yield from found
+            after = found[-1].session_id
+
     # --- keys ---------------------------------------------------------------------------------------------------
 
     def new_scope(self) -> tuple[ScopeRow, ScopeKeys]:
-        """A new session key, wrapped under the org's key-encryption key."""
-        around = self.around
-        scope_id, key = around.entropy(16), around.entropy(32)
-        version = around.keys.current_version(self.org)
-        row = ScopeRow(
-            scope_id=scope_id,
-            wrapped=around.keys.wrap(self.org, version, key, self._scope_context(scope_id, version)),
-            kek_version=version,
-            kek_fingerprint=around.keys.fingerprint(self.org, version),
-            generation=_GENERATION,
-            created_at_us=around.clock.now_us(),
-        )
-        return row, ScopeKeys(scope_id, key, tag_key(key))
+        """A new session key, wrapped under the org's key-encryption key and unwrapped again.
+
+        Raises:
+            KeyringError: the provider does not wrap, or does not give back what it wrapped.
+        """
+        key = self.around.entropy(32)
+        keys = ScopeKeys(self.around.entropy(16), FIRST_GENERATION, key, tag_key(key))
+        row = self.wrapped_scope(keys, self.around.clock.now_us())
+        self._hold(keys)
+        return row, keys
+
+    def wrapped_scope(self, keys: ScopeKeys, created_at_us: int) -> ScopeRow:
+        """The row of a session's keys, wrapped under the org's current key-encryption key and unwrapped again.
+
+        Args:
+            keys: of any generation; from the second on the tag key lies in the row too.
+            created_at_us: when the session's first key was made.
+
+        Raises:
+            KeyringError: the provider does not wrap, or does not give back what it wrapped.
+        """
+        version = self.around.keys.current_version(self.org)
+        context = self._scope_context(keys.scope_id, keys.generation, version)
+        wrapped, fingerprint = wrap_checked(self.around.keys, self.org, version, keys.key, context)
+        if keys.generation > FIRST_GENERATION:
+            wrapped = ce(wrapped, wrap(keys.key, keys.tag, self._tag_context(keys.scope_id, keys.generation)))
+        return ScopeRow(keys.scope_id, wrapped, version, fingerprint, keys.generation, created_at_us)
 
     def scope_keys(self, row: ScopeRow) -> ScopeKeys:
-        """A session's keys; the provider is asked once per session, while at most ``SCOPES_HELD_MAX`` are in use."""
+        """A session's keys; the provider is asked once per session, while at most ``SCOPES_HELD_MAX`` are in use.
+
+        Raises:
+            ShreddedError: they were destroyed.
+            SealBrokenError: they are wrapped under a version that nothing is wrapped under any more.
+            KeyringError: the provider does not have the version, or cannot be asked.
+        """
+        if not row.wrapped:
+            raise ShreddedError("This session was shredded: nothing of it can be opened any more.")
+        place = row.scope_id, row.generation
         with self._lock:
-            keys = self._scopes.get(row.scope_id)
+            keys = self._scopes.get(place)
         if keys is None:
+            if row.kek_version < self.kek_floor:
+                raise SealBrokenError("A session's key is an older copy, from before a rotation: it was put back.")
+            wrapped, closed_tag = _wrapped_of(row)
             key = unwrap_checked(
                 self.around.keys,
                 self.org,
                 version=row.kek_version,
                 fingerprint=row.kek_fingerprint,
-                wrapped=row.wrapped,
-                context=self._scope_context(row.scope_id, row.kek_version),
+                wrapped=wrapped,
+                context=self._scope_context(row.scope_id, row.generation, row.kek_version),
             )
-            keys = ScopeKeys(row.scope_id, key, tag_key(key))
-            with self._lock:
-                if len(self._scopes) >= SCOPES_HELD_MAX:
-                    del self._scopes[next(iter(self._scopes))]
-                self._scopes[row.scope_id] = keys
+            if closed_tag is None:
+                tag = tag_key(key)
+            else:
+                tag = unwrap(key, closed_tag, self._tag_context(row.scope_id, row.generation))
+            keys = ScopeKeys(row.scope_id, row.generation, key, tag)
+            self._hold(keys)
         return keys
 
-    def _scope_context(self, scope_id: bytes, version: int) -> bytes:
+    def _hold(self, keys: ScopeKeys) -> None:
+        with self._lock:
+            if len(self._scopes) >= SCOPES_HELD_MAX:
+                del self._scopes[next(iter(self._scopes))]
+            self._scopes[keys.scope_id, keys.generation] = keys
+
+    def _tag_context(self, scope_id: bytes, generation: int) -> bytes:
+        return b"evidence-archive/v1/scope-tag\x00" + ce(self.deployment, self.org, scope_id, generation)
+
+    def forget_scope(self, scope_id: bytes) -> None:
+        """Hold no keys of a session any more."""
+        with self._lock:
+            for place in [place for place in self._scopes if place[0] == scope_id]:
+                del self._scopes[place]
+
+    def _scope_context(self, scope_id: bytes, generation: int, version: int) -> bytes:
         return wrap_context(
             "scope",
             deployment=self.deployment,
             org=self.org,
             scope_id=scope_id,
             child=None,
-            generation=_GENERATION,
+            generation=generation,
             kek_version=version,
         )
 
@@ -446,12 +603,34 @@ class Vault:
         self.transact(resumed)
 
 
+def part_context(vault: Vault, scope_id: bytes, number: int) -> bytes:
+    """What the part of a restored copy is sealed to."""
+    return b"evidence-archive/v1/part\x00" + ce(vault.deployment, vault.org, scope_id, format_result_id(number))
+
+
+def _nothing() -> None:
+    """What is done after an entry where nothing waits for it."""
+
+
 def asked_session(session_id: object) -> str:
     """A session id as asked for; what is malformed becomes what cannot exist."""
     try:
         return checked_name(session_id, "session id")
     except FormatError:
         return ""
+
+
+def _wrapped_of(row: ScopeRow) -> tuple[bytes, bytes | None]:
+    """A session's wrapped key; from the second generation on also its tag key, closed under it."""
+    if row.generation == FIRST_GENERATION:
+        return row.wrapped, None
+    try:
+        wrapped, closed_tag = ce_read(row.wrapped)
+    except (FormatError, ValueError) as error:
+        raise SealBrokenError("A session's key is not one this library wrapped.") from error
+    if wrapped is None or closed_tag is None:
+        raise SealBrokenError("A session's key is not one this library wrapped.")
+    return wrapped, closed_tag
 
 
 def open_vault(around: Surroundings, org: str, *, create: bool = True) -> Vault:
@@ -466,36 +645,46 @@ def open_vault(around: Surroundings, org: str, *, create: bool = True) -> Vault:
         NotAvailableError: there is no such org, and it is not to be made.
         WrongKeyError: the keys at hand are not the ones the org was made with.
         KeyNotFoundError: the key version the org was made with is missing.
-        SealBrokenError: the org's row was changed.
+        SealBrokenError: the org's row was changed, or is an older copy from before a rotation.
+        ShreddedError: the org was shredded.
     """
     row = around.store.org(org)
     if row is None:
         if not create:
             raise NotAvailableError
         row = _create(around, org)
+    if not row.aux_wrapped:
+        raise ShreddedError("This org was shredded: nothing of it can be opened any more.")
     aux = unwrap_checked(
         around.keys,
         org,
         version=row.kek_version,
         fingerprint=row.kek_fingerprint,
         wrapped=row.aux_wrapped,
-        context=_aux_context(row.deployment, org, row.kek_version),
+        context=aux_context(row.deployment, org, row.kek_version),
     )
     keys = org_keys(aux)
-    return Vault(around, row, keys, around.store.scoped(row, keys.row))
+    store = around.store.scoped(row, keys.row)
+    with store.peeking(around.policy.limits.store_wait_ms_max) as reader:
+        custody = reader.custody()
+    floor = 0 if custody is None else custody.kek_floor
+    if row.kek_version < floor:
+        raise SealBrokenError("The org's key is an older copy, from before a rotation: it was put back.")
+    return Vault(around, row, keys, store, kek_floor=floor)
 
 
 def _create(around: Surroundings, org: str) -> OrgRow:
     aux, deployment = around.entropy(32), around.entropy(16)
     version = around.keys.current_version(org)
     now_us = around.clock.now_us()
+    wrapped, fingerprint = wrap_checked(around.keys, org, version, aux, aux_context(deployment, org, version))
     row = OrgRow(
         org=org,
         deployment=deployment,
-        aux_wrapped=around.keys.wrap(org, version, aux, _aux_context(deployment, org, version)),
+        aux_wrapped=wrapped,
         kek_version=version,
-        kek_fingerprint=around.keys.fingerprint(org, version),
-        generation=_GENERATION,
+        kek_fingerprint=fingerprint,
+        generation=FIRST_GENERATION,
         created_at_us=now_us,
     )
 
@@ -513,13 +702,14 @@ def _create(around: Surroundings, org: str) -> OrgRow:
     return around.store.create_org(row, org_keys(aux).row, [created])
 
 
-def _aux_context(deployment: bytes, org: str, version: int) -> bytes:
+def aux_context(deployment: bytes, org: str, version: int) -> bytes:
+    """What an org's wrapped auxiliary key is bound to."""
     return wrap_context(
         "aux",
         deployment=deployment,
         org=org,
         scope_id=None,
         child=None,
-        generation=_GENERATION,
+        generation=FIRST_GENERATION,
         kek_version=version,
     )

@@ -1,8 +1,9 @@
 """Where the key-encryption keys of orgs are kept, and how they are opened; docs/keys.md tells which is for whom."""
 
+import hmac
 import os
 
-from evidence_archive.errors import KeyringError, WrongKeyError
+from evidence_archive.errors import KeyringError, SealBrokenError, WrongKeyError
 from evidence_archive.keys.roots import EnvironmentKeys, FileKeys, added_version, new_keys, removed_version
 from evidence_archive.keys.service import ServiceKeys
 from evidence_archive.ports import KeyProvider
@@ -15,6 +16,7 @@ __all__ = [
     "open_provider",
     "removed_version",
     "unwrap_checked",
+    "wrap_checked",
 ]
 
 
@@ -83,3 +85,30 @@ def unwrap_checked(
             f"Key version {version} at the provider is not the one this store was sealed with: use the right keys."
         )
     return provider.unwrap(org, version, wrapped, context)
+
+
+def wrap_checked(provider: KeyProvider, org: str, version: int, key: bytes, context: bytes) -> tuple[bytes, bytes]:
+    """A key, wrapped, and the fingerprint of what it was wrapped under; returned only if it unwraps again.
+
+    What a provider wrapped wrongly would be lost with everything sealed under it.
+
+    Args:
+        provider: where the KEK is.
+        org, version: which KEK.
+        key: 32 bytes.
+        context: from :func:`~evidence_archive.sealing.keyring.wrap_context`.
+
+    Raises:
+        KeyringError: it does not unwrap to the same bytes, or the provider cannot be asked.
+    """
+    wrapped = provider.wrap(org, version, key, context)
+    fingerprint = provider.fingerprint(org, version)
+    try:
+        again = unwrap_checked(
+            provider, org, version=version, fingerprint=fingerprint, wrapped=wrapped, context=context
+        )
+    except SealBrokenError:
+        again = b""
+    if not wrapped or not hmac.compare_digest(again, key):
+        raise KeyringError("The key provider does not give back what it wrapped: nothing was stored under it.")
+    return wrapped, fingerprint

@@ -61,11 +61,12 @@ _ROW_BROKEN = "A stored row is not what was written: its seal does not verify."
 
 @dataclass(frozen=True, slots=True)
 class OrgKeys:
-    """The keys an org's auxiliary key yields: for row seals, for index tags, for audit metadata."""
+    """The keys an org's auxiliary key yields: for row seals, index tags, audit metadata, and signed heads."""
 
     row: bytes = field(repr=False)
     index: bytes = field(repr=False)
     audit: bytes = field(repr=False)
+    signing: bytes = field(repr=False)
 
 
 def derive(key: bytes, label: bytes, size_bytes: int = KEY_BYTES) -> bytes:
@@ -93,6 +94,7 @@ def org_keys(aux_key: bytes) -> OrgKeys:
         row=derive(aux_key, b"evidence-archive/v1/row"),
         index=derive(aux_key, b"evidence-archive/v1/index"),
         audit=derive(aux_key, b"evidence-archive/v1/audit-metadata"),
+        signing=derive(aux_key, b"evidence-archive/v1/checkpoint"),
     )
 
 
