@@ -75,7 +75,7 @@ def _faults(
     at each point where an archive meets its store, its objects or its keys. After each an archive opened anew looks:
     all of the batch is there or nothing, every original comes back equal, the audit log holds, what was told is true.
     Exit 1 when that fails once, 2 when it could not run. Nothing of your own orgs is read or written, so
-    nothing shows whether the keys are theirs: 'evidence-archive audit' on an org of yours does.
+    nothing shows whether the keys are theirs: 'evidence-archive audit log' on an org of yours does.
     """
     from evidence_archive.model import Principal
     from evidence_archive.testing.crashing import Configuration

@@ -1,10 +1,10 @@
-"""``results``, ``restore``, ``audit``, ``resume``, ``collect``: look into a store that agents have filled."""
+"""``results``, ``restore``, ``resume``, ``collect``: look into a store that agents have filled."""
 
 import base64
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -14,12 +14,11 @@ import typer
 from evidence_archive.cli.opening import opened, suspension, undecided
 from evidence_archive.cli.options import Json, Keys, Objects, Org, PolicyFile, Roles, Subject, Url
 from evidence_archive.cli.render import counted, emit_json, note, plain, say, table
-from evidence_archive.errors import AuditBrokenError, EvidenceArchiveError, FormatError
+from evidence_archive.errors import EvidenceArchiveError, FormatError
 from evidence_archive.model import Principal, Restored, format_time
 
-__all__ = ["register"]
+__all__ = ["new_file", "register"]
 
-DETAIL_CHARS_MAX = 60
 UNKNOWN = "?"
 
 _MATCHES = re.compile(r"(\d+)(?: of (\d+))? matches ")
@@ -33,7 +32,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands that look into a store."""
     app.command("results", epilog=f"Example: evidence-archive results case-4711 {_STORE}")(_results)
     app.command("restore", epilog=f"Example: evidence-archive restore case-4711 r3 {_STORE} --out r3.txt")(_restore)
-    app.command("audit", epilog=f"Example: evidence-archive audit {_STORE}")(_audit)
     app.command("resume", epilog=f"Example: evidence-archive resume case-4711 {_STORE}")(_resume)
     app.command("collect", epilog=f"Example: evidence-archive collect {_STORE}")(_collect)
 
@@ -134,7 +132,7 @@ def _restore(
         "pointer": pointer,
         "byte_range": byte_range,
     }
-    with _new_file(out) as file, opened(url, keys, policy, objects, principal, decides=True) as (archive, _):
+    with new_file(out) as file, opened(url, keys, policy, objects, principal, decides=True) as (archive, _):
         if file is not None and all(value is None for value in selectors.values()):
             restored = archive.restore_to(file, session, result_id, principal=principal)
             size_bytes = file.tell()
@@ -230,8 +228,15 @@ def _described(restored: Restored, out: Path | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _new_file(path: Path | None) -> Iterator[BinaryIO | None]:
-    """A new private file, made before anything is granted, and gone again when nothing is written to it."""
+def new_file(path: Path | None) -> Iterator[BinaryIO | None]:
+    """A new private file, made before anything is granted, and gone again when nothing is written to it.
+
+    Args:
+        path: of the file; ``None`` for none.
+
+    Raises:
+        EvidenceArchiveError: it could not be written, and was removed.
+    """
     if path is None:
         yield None
         return
@@ -241,7 +246,7 @@ def _new_file(path: Path | None) -> Iterator[BinaryIO | None]:
         raise typer.BadParameter(f"The file {path} exists: choose another name, nothing is overwritten.") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "this is not a file name"
-        raise typer.BadParameter(f"The file {path} cannot be made ({reason}): nothing was restored.") from None
+        raise typer.BadParameter(f"The file {path} cannot be made ({reason}): nothing was written.") from None
     try:
         with os.fdopen(target, "wb") as file:
             yield file
@@ -251,75 +256,6 @@ def _new_file(path: Path | None) -> Iterator[BinaryIO | None]:
             reason = error.strerror or type(error).__name__
             raise EvidenceArchiveError(f"The file {path} could not be written ({reason}) and was removed.") from error
         raise
-
-
-def _audit(
-    *,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Roles = None,
-    start: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="First entry to list, from 0.")] = 0,
-    as_json: Json = False,
-) -> None:
-    """List and verify the audit log of an org.
-
-    The entries are hashed and compared with the head; exit 32 when they disagree.
-    """
-    principal = Principal(org, subject, role or ())
-    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
-        report = archive.audit(principal=principal, start=start)
-    if as_json:
-        emit_json(
-            {
-                "size": report.size,
-                "root": report.root_hex,
-                "intact": report.intact,
-                "findings": list(report.findings),
-                "entries": [
-                    {
-                        "seq": leaf.seq,
-                        "time": format_time(leaf.time_us),
-                        "time_us": leaf.time_us,
-                        "event": leaf.event,
-                        "session": leaf.session_id,
-                        "subject": leaf.subject,
-                        "batch_id": leaf.batch_id,
-                        "policy_digest": leaf.policy_digest,
-                        "details": leaf.details,
-                    }
-                    for leaf in report.entries
-                ],
-            }
-        )
-    else:
-        rows = [
-            (leaf.seq, format_time(leaf.time_us), leaf.event, leaf.session_id, leaf.subject, _details(leaf.details))
-            for leaf in report.entries
-        ]
-        heads = ("seq", "time", "event", "session", "subject", "details")
-        table(f"audit log of {org}", heads, rows, numbers=[0])
-        verdict = "INTACT: the entries and the head agree" if report.intact else "BROKEN: entries and head disagree"
-        entries = counted(report.size, "entry", "entries")
-        say(f"{entries}, {len(rows)} listed. {verdict}.", f"root {report.root_hex}")
-        if not report.intact:
-            say(*report.findings)
-            say("Keep the store as it is, stop writing to it, and compare it with a backup.")
-    if not report.intact:
-        raise typer.Exit(AuditBrokenError.exit_code)
-
-
-def _details(details: Mapping[str, Any]) -> str:
-    """The details on one line; long lists, such as digests of envelopes, as their length."""
-    words = []
-    for key, value in details.items():
-        text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-        long = isinstance(value, list) and len(text) > DETAIL_CHARS_MAX
-        words.append(f"{key}={f'({len(value)})' if long else text}")
-    return " ".join(words)
 
 
 def _resume(

@@ -1,12 +1,17 @@
-"""``evidence-archive keys``: make the keys that everything else rests on."""
+"""``evidence-archive keys``: make the keys that everything else rests on, rotate them, destroy what is not needed."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evidence_archive.cli.options import Json
-from evidence_archive.cli.render import emit_json, say
+from evidence_archive.cli.opening import opened
+from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, Subject, Url
+from evidence_archive.cli.render import counted, emit_json, say, table
+from evidence_archive.model import Principal
+
+if TYPE_CHECKING:
+    from evidence_archive.rekeying import Census
 
 __all__ = ["register"]
 
@@ -15,19 +20,23 @@ WARNING = (
     "Copy it to a safe place now, apart from the database."
 )
 
+_STORE = "--url sqlite:///evidence.db --keys evidence.keys --org north-clinic --subject key-officer"
+
 
 def register(app: typer.Typer) -> None:
     """Add the ``keys`` commands."""
     group = typer.Typer(
-        help="Make key files.", epilog="Example: evidence-archive keys new evidence.keys", rich_markup_mode=None
+        help="Make, check, rotate and retire keys.",
+        epilog="Example: evidence-archive keys new evidence.keys",
+        rich_markup_mode=None,
+        no_args_is_help=True,
     )
-    group.callback()(_keys)
     group.command("new", epilog="Example: evidence-archive keys new evidence.keys")(_new)
+    group.command("check", epilog=f"Example: evidence-archive keys check {_STORE}")(_check)
+    group.command("rotate", epilog=f"Example: evidence-archive keys rotate {_STORE}")(_rotate)
+    group.command("census", epilog=f"Example: evidence-archive keys census {_STORE}")(_census)
+    group.command("retire", epilog=f"Example: evidence-archive keys retire 1 {_STORE}")(_retire)
     app.add_typer(group, name="keys")
-
-
-def _keys() -> None:
-    """Make key files."""
 
 
 def _new(
@@ -47,3 +56,124 @@ def _new(
         emit_json({"path": str(path), "warning": WARNING})
     else:
         say(f"Created {path}.", f"WARNING: {WARNING}")
+
+
+def _check(
+    *,
+    url: Url,
+    org: Org,
+    subject: Subject,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Custodians = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether these keys open everything of an org.
+
+    Exit 22 for the wrong keys, 21 where a version is missing.
+    """
+    principal = Principal(org, subject, role or ("custodian",))
+    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
+        opened_keys = archive.custody(principal).check_keys()
+    if as_json:
+        emit_json({"org": org, "opened": opened_keys})
+    else:
+        say(f"These keys open {org}: {counted(opened_keys, 'wrapped key')} unwrapped.")
+
+
+def _rotate(
+    *,
+    url: Url,
+    org: Org,
+    subject: Subject,
+    sweep_only: Annotated[
+        bool, typer.Option("--sweep-only", help="Make no version: go on to the one that is current already.")
+    ] = False,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Custodians = None,
+    as_json: Json = False,
+) -> None:
+    """Wrap everything of an org under a new key version.
+
+    No original is touched. Stopped anywhere, it goes on with --sweep-only. Old versions stay until they are retired.
+    """
+    principal = Principal(org, subject, role or ("custodian",))
+    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
+        rotation = archive.custody(principal).rotate(new_version=not sweep_only)
+    if as_json:
+        emit_json(rotation)
+        return
+    say(f"{counted(rotation.rewrapped, 'key')} of {org} wrapped under version {rotation.version}.")
+    _show(rotation.census)
+
+
+def _census(
+    *,
+    url: Url,
+    org: Org,
+    subject: Subject,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Custodians = None,
+    as_json: Json = False,
+) -> None:
+    """Count the keys of an org by the version they are wrapped under."""
+    principal = Principal(org, subject, role or ("custodian",))
+    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
+        census = archive.custody(principal).census()
+    if as_json:
+        emit_json(census)
+    else:
+        _show(census)
+
+
+def _retire(
+    *,
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="Which.", show_default=False)],
+    url: Url,
+    org: Org,
+    subject: Subject,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking: it cannot be undone.")] = False,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Custodians = None,
+    as_json: Json = False,
+) -> None:
+    """Destroy a key version that nothing needs.
+
+    Refused while anything of this store is wrapped under it. Backups from before the rotation need it, and so does
+    any other store that is sealed with the same keys: nobody can see those from here.
+    """
+    if not yes:
+        typer.confirm(f"Destroy key version {version} for good?", abort=True, err=True)
+    principal = Principal(org, subject, role or ("custodian",))
+    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
+        custody = archive.custody(principal)
+        custody.retire(version)
+        census = custody.census()
+    if as_json:
+        emit_json(census)
+        return
+    say(f"Key version {version} was destroyed, as far as the provider can.")
+    _show(census)
+
+
+def _show(census: "Census") -> None:
+    versions = sorted({*census.counts, *(census.available or ()), census.current})
+    rows = [
+        (
+            version,
+            census.counts.get(version, 0),
+            "current" if version == census.current else None,
+            None if census.available is None else "yes" if version in census.available else "no",
+        )
+        for version in versions
+    ]
+    table(f"keys of {census.org}", ("version", "wrapped keys", "", "at the provider"), rows, numbers=[0, 1])
+    if census.floor:
+        say(f"Nothing that is wrapped under a version below {census.floor} is believed.")

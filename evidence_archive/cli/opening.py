@@ -1,10 +1,10 @@
 """Open a store to look into it: it must exist, with its own keys and, where it matters, under its own policy."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evidence_archive.errors import KeyringError, NotAvailableError, PolicyError
 from evidence_archive.model import Principal, format_result_id
@@ -14,24 +14,35 @@ if TYPE_CHECKING:
     from evidence_archive.ports import KeyProvider
     from evidence_archive.vault import Vault
 
-__all__ = ["opened", "suspension", "undecided"]
+__all__ = ["opened", "provider", "suspension", "undecided"]
 
 _NEW_KEYS = re.compile(r": [^:`]*`evidence-archive keys new .*", re.DOTALL)
 
 
 @contextmanager
 def opened(
-    url: str, keys: Path | None, policy: Path | None, objects: str | None, principal: Principal, *, decides: bool
+    url: str,
+    keys: str | None,
+    policy: Path | None,
+    objects: str | None,
+    principal: Principal,
+    *,
+    decides: bool,
+    anchors: Sequence[str] = (),
+    register: Path | None = None,
 ) -> Iterator[tuple["Archive", "Vault"]]:
     """The archive and the vault of the principal's org; looking creates neither a store nor an org.
 
     Args:
         url: of the store.
-        keys: key file; ``None`` for the environment variable ``EVIDENCE_ARCHIVE_KEYS``.
+        keys: where they are, as :func:`~evidence_archive.keys.open_provider` takes it; ``None`` for the environment
+            variable ``EVIDENCE_ARCHIVE_KEYS``.
         policy: policy file; ``None`` for the built-in default.
         objects: folder or bucket of the large originals; ``None`` for the folder beside the database. It is opened
             when it is needed.
         principal: who asks.
+        anchors: get a copy of every signed head.
+        register: file outside the store that keeps holds and shreds.
         decides: what is asked depends on the policy, so that the default has to be what the org was used with.
 
     Raises:
@@ -47,15 +58,23 @@ def opened(
 
     rules = Policy.default() if policy is None else Policy.load(policy)
     kept = None if objects is None else LateObjects("objects", lambda _: open_objects(objects, create=False))
-    with Archive.open(url, keys=_provider(keys), policy=rules, objects=kept, create=False) as archive:
+    outside: dict[str, Any] = {"objects": kept, "anchors": anchors, "register": register}
+    with Archive.open(url, keys=provider(keys), policy=rules, create=False, **outside) as archive:
         vault = archive._vault(principal)
         if decides and policy is None:
             _check_default(vault)
         yield archive, vault
 
 
-def _provider(keys: Path | None) -> "KeyProvider":
-    """The keys; whoever looks into a store is not told to make new ones."""
+def provider(keys: str | None) -> "KeyProvider":
+    """The keys; whoever looks into a store is not told to make new ones.
+
+    Args:
+        keys: key file; ``None`` for the environment variable ``EVIDENCE_ARCHIVE_KEYS``.
+
+    Raises:
+        KeyringError: the keys are missing or cannot be used.
+    """
     from evidence_archive.keys import EnvironmentKeys, open_provider
 
     try:

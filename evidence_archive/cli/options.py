@@ -5,7 +5,19 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Json", "Keys", "Objects", "Org", "PolicyFile", "Roles", "Subject", "Url"]
+__all__ = [
+    "Anchors",
+    "Custodians",
+    "Json",
+    "Keys",
+    "Objects",
+    "Org",
+    "PolicyFile",
+    "RegisterFile",
+    "Roles",
+    "Subject",
+    "Url",
+]
 
 Url = Annotated[
     str,
@@ -18,12 +30,12 @@ Url = Annotated[
     ),
 ]
 Keys = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--keys",
-        metavar="FILE",
+        metavar="WHERE",
         envvar="EVIDENCE_ARCHIVE_KEYS_PATH",
-        help="Key file; without it the keys come from the variable EVIDENCE_ARCHIVE_KEYS.",
+        help="Key file, env:NAME, command:PROGRAM, kms:ALIAS, transit:URL; else the variable EVIDENCE_ARCHIVE_KEYS.",
     ),
 ]
 PolicyFile = Annotated[
@@ -59,4 +71,26 @@ Subject = Annotated[
     ),
 ]
 Roles = Annotated[list[str] | None, typer.Option("--role", metavar="NAME", help="Role of who asks; repeatable.")]
+Custodians = Annotated[
+    list[str] | None,
+    typer.Option("--role", metavar="NAME", help="Role of who acts; repeatable.", show_default="custodian"),
+]
+Anchors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--anchor",
+        metavar="WHERE",
+        envvar="EVIDENCE_ARCHIVE_ANCHORS",
+        help="Gets a copy of the signed head: a file, log, command:PROGRAM, objects:FOLDER or a bucket; repeatable.",
+    ),
+]
+RegisterFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--register",
+        metavar="FILE",
+        envvar="EVIDENCE_ARCHIVE_REGISTER",
+        help="File outside the store that keeps holds and shreds, for when a backup is put back.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]

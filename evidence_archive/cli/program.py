@@ -9,7 +9,19 @@ from typing import Annotated
 
 import typer
 
-from evidence_archive.cli import demo, faults, inspect, keys, policy, replay
+from evidence_archive.cli import (
+    backup,
+    custody,
+    demo,
+    evidence,
+    faults,
+    inspect,
+    keys,
+    policy,
+    proofs,
+    replay,
+    verify,
+)
 from evidence_archive.cli.render import emit_json, one_line
 from evidence_archive.errors import EvidenceArchiveError
 
@@ -57,7 +69,7 @@ def _root(
         print(context.get_help())
 
 
-for _module in (demo, replay, inspect, keys, policy, faults):
+for _module in (demo, replay, inspect, proofs, verify, evidence, custody, keys, backup, policy, faults):
     _module.register(app)
 
 

@@ -1,0 +1,288 @@
+"""``hold``, ``retain``, ``shred``, ``gc``: what has to stay, and what goes for good."""
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evidence_archive.cli.opening import opened
+from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, RegisterFile, Subject, Url
+from evidence_archive.cli.render import counted, emit_json, say, table
+from evidence_archive.model import Principal, format_time
+
+if TYPE_CHECKING:
+    from evidence_archive.disposal import Due, Hold, Shred
+
+__all__ = ["register"]
+
+_STORE = "--url sqlite:///evidence.db --keys evidence.keys --org north-clinic --subject records-office"
+
+_SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="Session id.", show_default=False)]
+_ResultArgument = Annotated[str, typer.Argument(metavar="RESULT", help="Result ID, such as r3.", show_default=False)]
+_SessionOption = Annotated[
+    str | None, typer.Option("--session", metavar="ID", help="Which session; without it the whole org.")
+]
+_ResultOption = Annotated[
+    str | None,
+    typer.Option("--result", metavar="ID", help="Which original of it, such as r3; without it all."),
+]
+_Confirmed = Annotated[bool, typer.Option("--yes", help="Do it without asking: it cannot be undone.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands that keep and destroy."""
+    group = typer.Typer(
+        help="Place, release and list legal holds.",
+        epilog=f"Example: evidence-archive hold list {_STORE}",
+        rich_markup_mode=None,
+        no_args_is_help=True,
+    )
+    group.command("add", epilog=f'Example: evidence-archive hold add "case 12/34" --session case-4711 {_STORE}')(_add)
+    group.command("release", epilog=f"Example: evidence-archive hold release 3f9c... {_STORE}")(_release)
+    group.command("list", epilog=f"Example: evidence-archive hold list {_STORE}")(_list)
+    app.add_typer(group, name="hold")
+    app.command("retain", epilog=f"Example: evidence-archive retain case-4711 r3 2036-01-01 {_STORE}")(_retain)
+    app.command("shred", epilog=f"Example: evidence-archive shred --session case-4711 --result r3 {_STORE}")(_shred)
+    app.command("shreds", epilog=f"Example: evidence-archive shreds {_STORE}")(_shreds)
+    app.command("gc", epilog=f"Example: evidence-archive gc {_STORE}")(_gc)
+
+
+def _add(
+    *,
+    reason: Annotated[str, typer.Argument(metavar="REASON", help="Why; kept sealed.", show_default=False)],
+    url: Url,
+    org: Org,
+    subject: Subject,
+    session: _SessionOption = None,
+    result: _ResultOption = None,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Custodians = None,
+    register_file: RegisterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Place a legal hold.
+
+    Until it is released, nothing of what it is on is destroyed, by whatever path.
+    """
+    principal = Principal(org, subject, role or ("custodian",))
+    with opened(url, keys, policy, objects, principal, decides=False, register=register_file) as (archive, _):
+        hold = archive.custody(principal).hold(reason, session_id=session, result_id=result)
+    if as_json:
+        emit_json(hold)
+    else:
+        say(f"Hold {hold.id} is on {_what(hold.session_id, hold.result_id)}.")
+
+
+def _release(
+    *,
+    hold: Annotated[str, typer.Argument(metavar="HOLD", help="Its 32 hex digits.", show_default=False)],
+    url: Url,
+    org: Org,
+    subject: Subject,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Custodians = None,
+    register_file: RegisterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Release a legal hold; others on the same still hold."""
+    principal = Principal(org, subject, role or ("custodian",))
+    with opened(url, keys, policy, objects, principal, decides=False, register=register_file) as (archive, _):
+        released = archive.custody(principal).release(hold)
+    if as_json:
+        emit_json(released)
+    else:
+        say(f"Hold {released.id} on {_what(released.session_id, released.result_id)} was released.")
+
+
+def _list(
+    *,
+    url: Url,
+    org: Org,
+    subject: Subject,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Custodians = None,
+    as_json: Json = False,
+) -> None:
+    """List all legal holds, released ones included."""
+    principal = Principal(org, subject, role or ("custodian",))
+    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
+        holds = archive.custody(principal).holds()
+    if as_json:
+        emit_json(holds)
+        return
+    rows = [_hold_row(hold) for hold in holds]
+    table(f"holds of {org}", ("hold", "session", "result", "placed", "by", "released", "reason"), rows)
+    say(f"{counted(sum(hold.is_active for hold in holds), 'active hold')}.")
+
+
+def _hold_row(hold: "Hold") -> tuple[object, ...]:
+    released = None if hold.released_at_us is None else format_time(hold.released_at_us)
+    return (
+        hold.id,
+        hold.session_id or "all",
+        hold.result_id or "all",
+        format_time(hold.placed_at_us),
+        hold.placed_by,
+        released,
+        hold.reason,
+    )
+
+
+def _retain(
+    *,
+    session: _SessionArgument,
+    result: _ResultArgument,
+    until: Annotated[
+        datetime,
+        typer.Argument(
+            metavar="DATE", formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ"], help="Day or time, UTC.", show_default=False
+        ),
+    ],
+    url: Url,
+    org: Org,
+    subject: Subject,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Custodians = None,
+    register_file: RegisterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Keep an original at least until a day.
+
+    A retention is lengthened, never shortened.
+    """
+    principal = Principal(org, subject, role or ("custodian",))
+    until_us = int(until.replace(tzinfo=UTC).timestamp()) * 1_000_000
+    with opened(url, keys, policy, objects, principal, decides=False, register=register_file) as (archive, _):
+        archive.custody(principal).retain(session, result, until_us)
+    if as_json:
+        emit_json({"session": session, "result": result, "retention_until_us": until_us})
+    else:
+        say(f"{result} of {session} is kept at least until {format_time(until_us)}.")
+
+
+def _shred(
+    *,
+    url: Url,
+    org: Org,
+    subject: Subject,
+    session: _SessionOption = None,
+    result: _ResultOption = None,
+    yes: _Confirmed = False,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Custodians = None,
+    register_file: RegisterFile = None,
+    as_json: Json = False,
+) -> None:
+    """Destroy an original, a session or a whole org for good.
+
+    Exit 61 where a hold, 60 where a retention forbids it; then nothing was destroyed.
+    """
+    what = _what(session, result) if session else f"the WHOLE org {org}"
+    if not yes:
+        typer.confirm(f"Destroy {what} for good?", abort=True, err=True)
+    principal = Principal(org, subject, role or ("custodian",))
+    with opened(url, keys, policy, objects, principal, decides=False, register=register_file) as (archive, _):
+        shred = archive.custody(principal).shred(session_id=session, result_id=result)
+    if as_json:
+        emit_json(shred)
+        return
+    say(
+        f"{counted(shred.originals, 'original')} of {what} destroyed; the keys are gone from this store.",
+        _told(shred),
+    )
+
+
+def _told(shred: "Shred") -> str:
+    if shred.status == "complete":
+        return "Complete: no key version exists any more that opens an older copy of the store."
+    return (
+        f"Pending: whoever has an older copy of the store and key version {shred.kek_version} or an older one can "
+        "open it there. Rotate the keys, destroy such copies or let them expire, then retire these versions."
+    )
+
+
+def _shreds(
+    *,
+    url: Url,
+    org: Org,
+    subject: Subject,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Custodians = None,
+    as_json: Json = False,
+) -> None:
+    """List what was shredded, and how far that is true by now."""
+    principal = Principal(org, subject, role or ("custodian",))
+    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
+        shreds = archive.custody(principal).shreds()
+    if as_json:
+        emit_json(shreds)
+        return
+    rows = [
+        (
+            one.session_id,
+            one.result_id or "all",
+            one.status,
+            one.kek_version,
+            format_time(one.requested_at_us),
+            one.requested_by,
+        )
+        for one in shreds
+    ]
+    table(f"shredded in {org}", ("session", "result", "status", "key version", "requested", "by"), rows, numbers=[3])
+    say(f"{counted(sum(one.status == 'pending' for one in shreds), 'shred')} pending.")
+
+
+def _gc(
+    *,
+    url: Url,
+    org: Org,
+    subject: Subject,
+    run: Annotated[bool, typer.Option("--run", help="Destroy them; without it they are only listed.")] = False,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Custodians = None,
+    register_file: RegisterFile = None,
+    as_json: Json = False,
+) -> None:
+    """List originals whose retention is over, or shred them.
+
+    With --run, those that no hold keeps are destroyed.
+    """
+    principal = Principal(org, subject, role or ("custodian",))
+    with opened(url, keys, policy, objects, principal, decides=False, register=register_file) as (archive, _):
+        due = archive.custody(principal).gc(dry_run=not run)
+    if as_json:
+        emit_json({"dry_run": not run, "due": due})
+        return
+    rows = [_due_row(one, run=run) for one in due]
+    table(f"retention over in {org}", ("session", "result", "bytes", "until", ""), rows, numbers=[2])
+    free = sum(not one.held for one in due)
+    say(
+        f"{counted(free, 'original')} destroyed."
+        if run
+        else f"{counted(free, 'original')} would be destroyed by --run."
+    )
+
+
+def _due_row(due: "Due", *, run: bool) -> tuple[object, ...]:
+    what = "held" if due.held else "destroyed" if run else "due"
+    return due.session_id, due.result_id, due.size_bytes, format_time(due.retention_until_us), what
+
+
+def _what(session_id: str | None, result_id: str | None) -> str:
+    if session_id is None:
+        return "the whole org"
+    return f"session {session_id}" if result_id is None else f"{result_id} of session {session_id}"
