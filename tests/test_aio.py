@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from conftest import Conversation, Desk
 
-from evidence_archive import Archive, AsyncArchive, AsyncSession, Policy, Session
+from evidence_archive import Archive, AsyncArchive, AsyncSession, Policy, Principal, Session
+from evidence_archive.aio import AsyncCustody
 from evidence_archive.errors import BatchRejectedError, MisuseError, StoreUnavailableError
 from evidence_archive.keys import open_provider
 from evidence_archive.proof.merkle import Frontier, leaf_hash
@@ -54,7 +55,10 @@ def parameters(function: Any) -> list[tuple[str, Any, Any, str]]:
 
 
 def test_every_public_verb_and_attribute_exists_on_the_twin_with_the_same_parameters(archive: Archive, owner: Any):
-    for made, twin in ((archive, AsyncArchive), (archive.session("s", owner), AsyncSession)):
+    officer = Principal(org=owner.org, subject="records-office", roles={"custodian"})
+    session = archive.session("s", owner)
+    twins: list[tuple[Any, type]] = [(archive, AsyncArchive), (session, AsyncSession)]
+    for made, twin in (*twins, (archive.custody(officer), AsyncCustody)):
         attributes = {name for name in vars(made) if not name.startswith("_")}
         assert differences(type(made), twin, attributes) == []
 

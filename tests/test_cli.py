@@ -95,7 +95,7 @@ COMMANDS = [
     ["replay"],
     ["results"],
     ["restore"],
-    ["audit"],
+    ["audit", "log"],
     ["resume"],
     ["collect"],
     ["keys", "new"],
@@ -360,14 +360,14 @@ def test_a_file_that_exists_is_not_overwritten_and_nothing_is_released(store, tm
     path.write_text("precious")
     failed(capsys, 2, store.run("restore", "case-4711", "r1", "--out", str(path)))
     assert path.read_text() == "precious"
-    assert store.run("audit", "--json") == 0
+    assert store.run("audit", "log", "--json") == 0
     events = [entry["event"] for entry in json.loads(capsys.readouterr().out)["entries"]]
     assert "restore.granted" not in events
 
 
 def events(store, capsys):
     capsys.readouterr()
-    assert store.run("audit", "--json") == 0
+    assert store.run("audit", "log", "--json") == 0
     return [entry["event"] for entry in json.loads(capsys.readouterr().out)["entries"]]
 
 
@@ -587,7 +587,13 @@ def test_a_changed_object_leaves_no_file_behind(store, tmp_path, capsys):
     assert not path.exists()
 
 
-LOOKS = [["results", "case-4711"], ["audit"], ["resume", "case-4711"], ["restore", "case-4711", "r2"], ["collect"]]
+LOOKS = [
+    ["results", "case-4711"],
+    ["audit", "log"],
+    ["resume", "case-4711"],
+    ["restore", "case-4711", "r2"],
+    ["collect"],
+]
 
 
 @pytest.mark.parametrize("words", LOOKS, ids=lambda words: words[0])
@@ -680,7 +686,7 @@ def test_a_restore_under_a_named_policy_does_not_change_which_one_is_asked_for(s
     failed(capsys, 10, store.run("restore", "case-4711", "r1"))
 
 
-@pytest.mark.parametrize("words", [["audit"], ["resume", "case-4711"], ["collect"]])
+@pytest.mark.parametrize("words", [["audit", "log"], ["resume", "case-4711"], ["collect"]])
 def test_what_does_not_depend_on_the_policy_does_not_ask_for_it(store, careful, words):
     assert store.run(*words) == 0
 
@@ -704,7 +710,7 @@ def test_protection_that_hangs_on_words_or_age_is_not_guessed(store, careful, ca
 
 
 @pytest.mark.parametrize(
-    "command", [["results", "case"], ["restore", "case", "r1"], ["audit"], ["resume", "case"], ["collect"]]
+    "command", [["results", "case"], ["restore", "case", "r1"], ["audit", "log"], ["resume", "case"], ["collect"]]
 )
 def test_looking_into_a_store_that_is_not_there_creates_none(store, command, tmp_path, capsys):
     path = tmp_path / "none.db"
@@ -721,7 +727,7 @@ def test_wrong_keys_are_the_keys_fault_and_change_nothing(store, tmp_path, capsy
 
 
 @pytest.mark.parametrize(
-    "command", [["results", "case"], ["restore", "case", "r1"], ["audit"], ["resume", "case"], ["collect"]]
+    "command", [["results", "case"], ["restore", "case", "r1"], ["audit", "log"], ["resume", "case"], ["collect"]]
 )
 def test_who_looks_into_a_store_is_told_to_put_its_keys_back(store, command, tmp_path, capsys):
     damaged = tmp_path / "damaged.keys"
@@ -738,7 +744,7 @@ def test_who_looks_into_a_store_is_told_to_put_its_keys_back(store, command, tmp
 
 
 @pytest.mark.parametrize(
-    "command", [["results", "case"], ["restore", "case", "r1"], ["audit"], ["resume", "case"], ["collect"]]
+    "command", [["results", "case"], ["restore", "case", "r1"], ["audit", "log"], ["resume", "case"], ["collect"]]
 )
 def test_looking_into_an_org_that_is_not_there_creates_none(store, command, capsys):
     failed(capsys, 12, store.run(*command, org="south-clinic"))
@@ -754,7 +760,7 @@ def test_the_audit_log_is_listed_and_verified(store, capsys):
     assert store.run("restore", "case-4711", "r2", "--out", str(store.folder / "out")) == 0
     store.run("restore", "case-4711", "r9")
     capsys.readouterr()
-    assert store.run("audit") == 0
+    assert store.run("audit", "log") == 0
     out = capsys.readouterr().out
     assert "INTACT" in out
     for event in ("session.opened", "batch.accepted", "restore.granted", "restore.denied"):
@@ -764,13 +770,13 @@ def test_the_audit_log_is_listed_and_verified(store, capsys):
 
 
 def test_the_audit_log_is_there_for_programs(store, capsys):
-    assert store.run("audit", "--json") == 0
+    assert store.run("audit", "log", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["intact"] is True
     assert len(document["root"]) == 64
     assert [entry["seq"] for entry in document["entries"]] == list(range(document["size"]))
     assert {"time", "event", "session", "subject", "details"} <= set(document["entries"][0])
-    assert store.run("audit", "--json", "--start", "2") == 0
+    assert store.run("audit", "log", "--json", "--start", "2") == 0
     later = json.loads(capsys.readouterr().out)
     assert later["entries"] == document["entries"][2:]
 
@@ -794,7 +800,7 @@ def edited(store):
 
 def test_an_edited_audit_entry_is_noticed(store, capsys):
     assert edited(store) == 1
-    code = store.run("audit")
+    code = store.run("audit", "log")
     out, err = capsys.readouterr()
     assert code == 32
     assert "BROKEN" in out or err.startswith("Error: ")
@@ -810,11 +816,11 @@ def test_a_broken_log_is_listed_with_its_verdict(store, capsys, monkeypatch):
         return replace(real(self, **named), intact=False)
 
     monkeypatch.setattr(Archive, "audit", differing)
-    assert store.run("audit") == 32
+    assert store.run("audit", "log") == 32
     out = capsys.readouterr().out
     assert "BROKEN: entries and head disagree" in out
     assert "compare it with a backup" in out
-    assert store.run("audit", "--json") == 32
+    assert store.run("audit", "log", "--json") == 32
     assert json.loads(capsys.readouterr().out)["intact"] is False
 
 
@@ -1039,7 +1045,7 @@ def test_a_table_that_does_not_fit_becomes_a_block_per_record(monkeypatch, capsy
 
 
 @pytest.mark.parametrize("columns", [40, 50, 60, 80])
-@pytest.mark.parametrize("command", [["results", "case-4711"], ["audit"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["results", "case-4711"], ["audit", "log"]], ids=" ".join)
 def test_no_terminal_is_too_narrow_for_ids_and_numbers(store, command, columns, monkeypatch, capsys):
     assert store.run(*command) == 0
     wide = capsys.readouterr().out

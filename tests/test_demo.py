@@ -57,7 +57,7 @@ def test_what_is_kept_can_be_looked_into(document, capsysbinary):
     archived = next(info["id"] for info in states.values() if info["tool"] == "list_packages")
     assert main(["restore", "demo", archived, *store, *who]) == 0
     assert b"evidence-archive" in capsysbinary.readouterr().out
-    assert main(["audit", *store, *who]) == 0
+    assert main(["audit", "log", *store, *who]) == 0
     assert b"INTACT" in capsysbinary.readouterr().out
 
 

@@ -245,7 +245,7 @@ def test_the_help_has_an_example_and_says_what_the_exit_codes_mean(capsys: pytes
     out = " ".join(capsys.readouterr().out.split())
     assert "Example: evidence-archive faults --url" in out
     assert "Exit 1 when that fails once, 2 when it could not run." in out
-    assert "'evidence-archive audit' on an org of yours" in out
+    assert "'evidence-archive audit log' on an org of yours" in out
     assert "..." not in out
 
 

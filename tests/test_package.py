@@ -27,13 +27,16 @@ NOT_IMPORTED = {"evidence_archive.store.migrations.env"}
 """Run by Alembic only."""
 
 PUBLIC = [
+    "Anchor",
     "Archive",
     "AsyncArchive",
+    "AsyncCustody",
     "AsyncSession",
     "AuditBrokenError",
     "AuditReport",
     "BatchRejectedError",
     "Clock",
+    "Custody",
     "EnvironmentKeys",
     "EvidenceArchiveError",
     "Facts",
@@ -41,6 +44,7 @@ PUBLIC = [
     "FormatError",
     "HeldError",
     "IntegrityError",
+    "KeyLifecycle",
     "KeyNotFoundError",
     "KeyProvider",
     "KeyringError",

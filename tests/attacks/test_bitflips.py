@@ -30,7 +30,7 @@ from evidence_archive.proof.leaf import decode_leaf
 from evidence_archive.restoring import Restoring
 from evidence_archive.sealing import keyring
 from evidence_archive.sealing.envelope import open_original, open_pieces, seal_original
-from evidence_archive.vault import _aux_context
+from evidence_archive.vault import aux_context, part_context
 
 OWNER = Principal(org="north-clinic", subject="owner")
 MUTANTS_MIN = 150_000
@@ -265,12 +265,14 @@ def wraps_of(desk: Desk) -> dict[str, tuple[Wrap, Sample]]:
             "aux": (
                 Wrap(kek, level, ("aux", *here, None, None, 1, 1), b""),
                 org.aux_wrapped,
-                lambda data: provider.unwrap(OWNER.org, version, data, _aux_context(*here, version)),
+                lambda data: provider.unwrap(OWNER.org, version, data, aux_context(*here, version)),
             ),
             "scope": (
                 Wrap(kek, level, ("scope", *here, keys.scope_id, None, 1, 1), keys.key),
                 scope.wrapped,
-                lambda data: provider.unwrap(OWNER.org, version, data, vault._scope_context(keys.scope_id, version)),
+                lambda data: provider.unwrap(
+                    OWNER.org, version, data, vault._scope_context(keys.scope_id, 1, version)
+                ),
             ),
             "original": (
                 Wrap(
@@ -290,7 +292,7 @@ def wraps_of(desk: Desk) -> dict[str, tuple[Wrap, Sample]]:
                     str(selector.canonical()).encode(),
                 ),
                 Restoring(vault).close_part(keys, 9, selector) or b"",
-                lambda data: keyring.unwrap(keys.key, data, Restoring(vault)._part_context(keys, 9)),
+                lambda data: keyring.unwrap(keys.key, data, part_context(vault, keys.scope_id, 9)),
             ),
             "reason": (
                 Wrap(vault._keys.audit, b"evidence-archive/v1/reason\x00", (*here, 7), b"a made-up reason"),

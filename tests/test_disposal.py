@@ -1,0 +1,576 @@
+"""Holds, retention, shredding and quotas: what has to stay stays, what was destroyed is gone and said to be."""
+
+import ast
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Conversation, Desk
+from doubles import policy_of
+
+import evidence_archive
+from evidence_archive import Archive, Principal
+from evidence_archive.custody import Custody
+from evidence_archive.disposal import Disposal
+from evidence_archive.errors import (
+    BatchRejectedError,
+    FormatError,
+    HeldError,
+    NotAvailableError,
+    RetentionError,
+    SealBrokenError,
+    ShreddedError,
+)
+from evidence_archive.keys import FileKeys
+from evidence_archive.testing import FrozenClock
+
+CUSTODIAN = Principal(org="north-clinic", subject="records-office", roles={"custodian"})
+DAY_US = 86_400_000_000
+LINES = "a line of a log that is long enough\n" * 40
+CANARY = "canary-7f3a-of-a-patient"
+
+
+@pytest.fixture
+def custody(archive: Archive, owner: Principal) -> Custody:
+    """The office of an org that was used."""
+    archive.session("case-0", owner)
+    return archive.custody(CUSTODIAN)
+
+
+def archived(archive: Archive, owner: Principal, name: str, talk: Conversation, count: int = 3) -> Any:
+    """A session whose first results are archived: r1 to r``count``, and one more that is live."""
+    session = archive.session(name, owner)
+    for at in range(count + 1):
+        talk.tool(f"{CANARY} {name} {at}\n{LINES}")
+    talk.say()
+    session.view(talk.messages)
+    session.archive([(f"r{at + 1}", f"note {CANARY} {at}") for at in range(count)])
+    return session
+
+
+# --- who may ------------------------------------------------------------------------------------------------------
+
+
+def test_only_a_role_that_the_policy_names_gets_in_and_a_refusal_is_in_the_log(archive: Archive, owner: Principal):
+    archive.session("case-1", owner)
+    with pytest.raises(NotAvailableError):
+        archive.custody(owner)
+    assert archive.audit(principal=owner).entries[-1].event == "custody.denied"
+    assert archive.custody(CUSTODIAN).holds() == []
+
+
+def test_a_policy_names_other_roles(desk: Desk, owner: Principal):
+    with desk.open(policy=policy_of('[custody]\nroles = ["archivist"]\n')) as archive:
+        archive.session("case-1", owner)
+        with pytest.raises(NotAvailableError):
+            archive.custody(CUSTODIAN)
+        archive.custody(Principal(org="north-clinic", subject="someone", roles={"archivist"}))
+
+
+def test_another_org_never_meets_this_one(archive: Archive, owner: Principal, custody: Custody):
+    hold = custody.hold("a lawsuit")
+    south = Principal(org="south-clinic", subject="records-office", roles={"custodian"})
+    archive.session("case-0", Principal(org="south-clinic", subject="a"))
+    other = archive.custody(south)
+    assert other.holds() == []
+    with pytest.raises(NotAvailableError):
+        other.release(hold.id)
+    with pytest.raises(NotAvailableError):
+        other.shred(session_id="case-0", result_id="r1")
+
+
+# --- holds ----------------------------------------------------------------------------------------------------------
+
+WAYS: dict[str, Callable[[Custody], Any]] = {
+    "original": lambda custody: custody.shred(session_id="case-1", result_id="r2"),
+    "session": lambda custody: custody.shred(session_id="case-1"),
+    "org": lambda custody: custody.shred(),
+    "gc": lambda custody: custody.gc(dry_run=False),
+}
+"""Every way to destroy."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("on", [{}, {"session_id": "case-1"}, {"session_id": "case-1", "result_id": "r2"}])
+def test_a_hold_stops_every_way_to_destroy_and_nothing_of_the_group_is_touched(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation, way: str, on: dict[str, str]
+):
+    clock = FrozenClock()
+    policy = policy_of('[[retention]]\ntools = ["logs.*"]\ndays = 1\n')
+    with sqlite_desk.open(policy=policy, clock=clock) as archive:
+        session = archived(archive, owner, "case-1", talk)
+        clock.advance(seconds=2 * 86_400)
+        custody = archive.custody(CUSTODIAN)
+        hold = custody.hold("a lawsuit", **on)
+        before = sqlite_desk.rows("results")
+        if way == "gc":
+            due = WAYS[way](custody)
+            held = {one.result_id for one in due if one.held}
+            assert held == ({"r2"} if on.get("result_id") else {"r1", "r2", "r3"})
+            assert session.restore("r2").content.startswith(CANARY)
+        else:
+            with pytest.raises(HeldError, match=hold.id):
+                WAYS[way](custody)
+            assert sqlite_desk.rows("results") == before
+        custody.release(hold.id)
+        WAYS[way](custody)
+        with pytest.raises((ShreddedError, NotAvailableError)):
+            archive.restore("case-1", "r2", principal=owner)
+
+
+def test_must_fail_control_a_disposal_that_does_not_ask_would_destroy_what_is_held(
+    archive: Archive, owner: Principal, talk: Conversation, monkeypatch: pytest.MonkeyPatch
+):
+    archived(archive, owner, "case-1", talk)
+    custody = archive.custody(CUSTODIAN)
+    custody.hold("a lawsuit")
+    monkeypatch.setattr(Disposal, "_allowed", lambda *_: None)
+    custody.shred(session_id="case-1", result_id="r2")
+    with pytest.raises(ShreddedError):
+        archive.restore("case-1", "r2", principal=owner)
+
+
+def test_of_two_holds_one_released_leaves_the_other(archive: Archive, owner: Principal, talk: Conversation):
+    archived(archive, owner, "case-1", talk)
+    custody = archive.custody(CUSTODIAN)
+    one, two = custody.hold("a lawsuit", session_id="case-1"), custody.hold("an audit")
+    custody.release(one.id)
+    with pytest.raises(HeldError, match=two.id):
+        custody.shred(session_id="case-1", result_id="r1")
+    with pytest.raises(FormatError, match="released before"):
+        custody.release(one.id)
+    assert [(hold.id, hold.is_active, hold.reason) for hold in custody.holds()] == [
+        (one.id, False, "a lawsuit"),
+        (two.id, True, "an audit"),
+    ]
+
+
+def test_a_hold_on_a_copy_is_a_hold_on_its_original(archive: Archive, owner: Principal, talk: Conversation):
+    session = archived(archive, owner, "case-1", talk)
+    session.view(talk.messages)
+    talk.ours(session, "restore_evidence", '{"id": "r2"}')
+    session.view(talk.messages)
+    copy = next(info.id for info in session.results() if info.restored_from == "r2")
+    talk.say()
+    session.view(talk.messages)
+    session.archive([(copy, "again")])
+    custody = archive.custody(CUSTODIAN)
+    assert custody.hold("a lawsuit", session_id="case-1", result_id=copy).result_id == "r2"
+    with pytest.raises(HeldError):
+        custody.shred(session_id="case-1", result_id="r2")
+
+
+@pytest.mark.parametrize(
+    ("session_id", "result_id"),
+    [
+        ("case-9", None),
+        ("case-9", "r1"),
+        ("case-1", "r99"),
+        ("case-1", "r4"),
+        ("case-1", "x"),
+        ("", "r1"),
+        ("\0", "r1"),
+    ],
+)
+def test_what_is_not_there_or_not_archived_is_not_available(
+    archive: Archive, owner: Principal, talk: Conversation, session_id: str, result_id: str | None
+):
+    archived(archive, owner, "case-1", talk)
+    custody = archive.custody(CUSTODIAN)
+    with pytest.raises(NotAvailableError):
+        custody.hold("a lawsuit", session_id=session_id, result_id=result_id)
+    with pytest.raises(NotAvailableError):
+        custody.shred(session_id=session_id, result_id=result_id)
+
+
+def test_a_reason_is_sealed_and_no_reason_is_refused(desk: Desk, archive: Archive, custody: Custody):
+    custody.hold(CANARY)
+    assert CANARY.encode() not in desk.stored()
+    for reason in ("", " ", "x" * 2_001, None):
+        with pytest.raises(FormatError):
+            custody.hold(reason)  # type: ignore[arg-type]
+    with pytest.raises(FormatError, match="which session"):
+        custody.hold("a lawsuit", result_id="r1")
+    with pytest.raises(FormatError, match="which session"):
+        custody.shred(result_id="r1")
+
+
+def raced(archive: Archive, result_id: str) -> dict[str, Any]:
+    """What became of a hold and of a shred of one original that were asked for at once."""
+    outcomes: dict[str, Any] = {}
+    start = threading.Barrier(2)
+
+    def run(name: str, act: Callable[[Custody], Any]) -> None:
+        custody = archive.custody(CUSTODIAN)
+        start.wait()
+        try:
+            outcomes[name] = act(custody)
+        except (HeldError, ShreddedError) as error:
+            outcomes[name] = type(error)
+
+    acts: dict[str, Callable[[Custody], Any]] = {
+        "hold": lambda custody: custody.hold("now", session_id="case-1", result_id=result_id),
+        "shred": lambda custody: custody.shred(session_id="case-1", result_id=result_id),
+    }
+    threads = [threading.Thread(target=run, args=act) for act in acts.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def test_a_hold_and_a_shred_at_once_end_in_one_order(desk: Desk, owner: Principal, talk: Conversation):
+    """Either the hold came first, and the original is there, or it met a tombstone."""
+    with desk.open() as archive:
+        archived(archive, owner, "case-1", talk, count=8)
+        for number in range(1, 9):
+            outcomes = raced(archive, f"r{number}")
+            held = outcomes["hold"] is not ShreddedError
+            assert held == (outcomes["shred"] is HeldError)
+            if held:
+                assert archive.restore("case-1", f"r{number}", principal=owner).content.startswith(CANARY)
+
+
+# --- retention ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_to_be_kept_is_kept_and_a_retention_is_never_shortened(
+    desk: Desk, owner: Principal, talk: Conversation
+):
+    clock = FrozenClock()
+    with desk.open(clock=clock, policy=policy_of('[[retention]]\ntools = ["logs.*"]\ndays = 10\n')) as archive:
+        archived(archive, owner, "case-1", talk)
+        custody = archive.custody(CUSTODIAN)
+        until_us = clock.now_us() + 20 * DAY_US
+        custody.retain("case-1", "r1", until_us)
+        for way in ("original", "session", "org"):
+            with pytest.raises(RetentionError, match="not over"):
+                WAYS[way](custody)
+        for earlier in (until_us - 1, 0, clock.now_us()):
+            with pytest.raises(RetentionError, match="never shortened"):
+                custody.retain("case-1", "r1", earlier)
+        with pytest.raises(FormatError):
+            custody.retain("case-1", "r1", 1.5)  # type: ignore[arg-type]
+        clock.advance(seconds=11 * 86_400)
+        assert [(one.session_id, one.result_id) for one in custody.gc()] == [("case-1", "r2"), ("case-1", "r3")]
+        assert archive.restore("case-1", "r2", principal=owner).content.startswith(CANARY)  # that was a dry run
+        assert [one.result_id for one in custody.gc(dry_run=False)] == ["r2", "r3"]
+        assert custody.gc() == []
+        assert archive.restore("case-1", "r1", principal=owner).content.startswith(CANARY)
+        clock.advance(seconds=10 * 86_400)
+        assert [one.result_id for one in custody.gc(dry_run=False)] == ["r1"]
+
+
+# --- shredding ------------------------------------------------------------------------------------------------------
+
+
+def test_a_shredded_original_is_gone_with_its_copies_and_the_session_goes_on(
+    desk: Desk, owner: Principal, talk: Conversation
+):
+    with desk.open() as archive:
+        session = archived(archive, owner, "case-1", talk)
+        session.view(talk.messages)
+        talk.ours(session, "restore_evidence", '{"id": "r2"}')
+        talk.ours(session, "restore_evidence", '{"id": "r2", "lines": "1-2"}')
+        talk.say()
+        session.view(talk.messages)
+        copies = [info.id for info in session.results() if info.restored_from == "r2"]
+        assert len(copies) == 2
+        session.archive([(copies[0], f"a copy {CANARY}")])
+        shred = archive.custody(CUSTODIAN).shred(session_id="case-1", result_id=copies[0])
+        assert (shred.session_id, shred.result_id, shred.originals, shred.status) == ("case-1", "r2", 1, "pending")
+        for result_id in ("r2", *copies):
+            with pytest.raises(ShreddedError):
+                session.restore(result_id)
+        shown = [message["content"] for message in session.view(talk.messages) if message["role"] == "tool"]
+        assert [text.startswith("[shredded r") for text in shown] == [False, True, False, False, True, True]
+        assert session.restore("r1").content == talk.messages[2]["content"]
+        session.archive([("r4", "archived afterwards")])
+        assert session.restore("r4").content == talk.messages[8]["content"]
+    with desk.open() as archive:  # another process
+        again = archive.session("case-1", owner)
+        assert [m["content"] for m in again.view(talk.messages) if m["role"] == "tool"][1].startswith("[shredded r2 ")
+        for result_id in ("r1", "r3", "r4"):
+            assert CANARY in again.restore(result_id).content
+        stored = again.view(talk.messages)
+        assert again.view(stored) == stored  # a list with tombstones is known again
+
+
+def test_a_session_that_is_open_elsewhere_takes_the_new_key_and_loses_nothing(
+    desk: Desk, owner: Principal, talk: Conversation
+):
+    with desk.open() as one, desk.open() as two:
+        session = archived(one, owner, "case-1", talk)
+        elsewhere = two.session("case-1", owner)
+        elsewhere.view(talk.messages)
+        one.custody(CUSTODIAN).shred(session_id="case-1", result_id="r1")
+        elsewhere.archive([("r4", "archived by the other")])
+        talk.tool(f"{CANARY} more\n{LINES}")
+        talk.say()
+        session.view(talk.messages)
+        one.custody(CUSTODIAN).shred(session_id="case-1", result_id="r2")
+        elsewhere.view(talk.messages)
+        elsewhere.archive([("r5", "and one more")])
+        for opened in (one, two):
+            for result_id in ("r3", "r4", "r5"):
+                assert CANARY in opened.restore("case-1", result_id, principal=owner).content
+    with desk.open() as three:
+        assert CANARY in three.restore("case-1", "r5", principal=owner).content
+
+
+def test_must_fail_control_a_session_that_kept_its_old_key_would_lose_what_it_archives(
+    desk: Desk, owner: Principal, talk: Conversation, monkeypatch: pytest.MonkeyPatch
+):
+    from evidence_archive.records import Records
+
+    with desk.open() as one, desk.open() as two:
+        archived(one, owner, "case-1", talk)
+        elsewhere = two.session("case-1", owner)
+        elsewhere.view(talk.messages)
+        monkeypatch.setattr(Records, "_rekey", lambda *_: None)
+        one.custody(CUSTODIAN).shred(session_id="case-1", result_id="r1")
+        elsewhere.archive([("r4", "archived by the other")])
+        with pytest.raises(SealBrokenError):
+            one.restore("case-1", "r4", principal=owner)
+
+
+def test_a_shredded_session_is_gone_and_opens_no_more(desk: Desk, owner: Principal, talk: Conversation):
+    with desk.open() as archive:
+        session = archived(archive, owner, "case-1", talk)
+        custody = archive.custody(CUSTODIAN)
+        assert custody.shred(session_id="case-1").originals == 3
+        for result_id in ("r1", "r2", "r3"):
+            with pytest.raises(ShreddedError):
+                archive.restore("case-1", result_id, principal=owner)
+        shown = [message["content"] for message in session.view(talk.messages) if message["role"] == "tool"]
+        assert [text.startswith("[shredded r") for text in shown] == [True, True, True, False]
+        with pytest.raises(BatchRejectedError):
+            session.archive([("r4", "no more")])
+        with pytest.raises(ShreddedError):
+            archive.session("case-1", owner)
+        with pytest.raises(NotAvailableError):
+            archive.session("case-1", Principal(org="north-clinic", subject="somebody-else"))
+        with pytest.raises(ShreddedError):
+            custody.shred(session_id="case-1")
+        archive.session("case-2", owner)
+
+
+def test_a_shredded_org_is_gone_and_a_process_that_has_its_keys_archives_nothing_more(
+    desk: Desk, owner: Principal, talk: Conversation
+):
+    with desk.open() as archive, desk.open() as elsewhere:
+        archived(archive, owner, "case-1", talk)
+        other = elsewhere.session("case-1", owner)
+        other.view(talk.messages)
+        assert archive.custody(CUSTODIAN).shred().originals == 3
+        for act in (
+            lambda: archive.session("case-2", owner),
+            lambda: archive.restore("case-1", "r1", principal=owner),
+            lambda: archive.custody(CUSTODIAN),
+        ):
+            with pytest.raises(ShreddedError):
+                act()
+        with pytest.raises(BatchRejectedError):
+            other.archive([("r4", "too late")])
+        with pytest.raises(evidence_archive.EvidenceArchiveError):
+            elsewhere.session("case-3", owner)
+        assert CANARY in str(other.view(talk.messages))  # what the messages still hold, and nobody archived
+    with desk.open() as archive, pytest.raises(ShreddedError):
+        archive.session("case-1", owner)
+
+
+@pytest.mark.parametrize("way", ["original", "session", "org"])
+def test_no_wrapped_key_of_what_was_shredded_is_left_in_the_files(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation, way: str
+):
+    with sqlite_desk.open() as archive:
+        archived(archive, owner, "case-1", talk)
+        closed = [row[0] for row in sqlite_desk.execute("SELECT closed FROM results WHERE closed IS NOT NULL")]
+        wrapped = [row[0] for row in sqlite_desk.execute("SELECT wrapped FROM scope_keys")]
+        aux = [row[0] for row in sqlite_desk.execute("SELECT aux_wrapped FROM orgs")]
+        envelopes = [row[0] for row in sqlite_desk.execute("SELECT envelope FROM originals")]
+        assert all(secret in sqlite_desk.stored() for secret in [*closed, *wrapped, *aux, *envelopes])
+        WAYS[way](archive.custody(CUSTODIAN))
+        left = sqlite_desk.stored()
+        gone = [*closed, *wrapped]  # the session's next key seals the originals that stay
+        if way != "original":
+            gone += envelopes
+        if way == "org":
+            gone += aux
+        assert not [secret.hex()[:16] for secret in gone if secret in left]
+
+
+def test_an_object_of_what_was_shredded_goes_and_others_stay(desk: Desk, owner: Principal, talk: Conversation):
+    folder = desk.folder / "objects"
+    with desk.open(objects=folder, inline_size_max=100) as archive:
+        session = archived(archive, owner, "case-1", talk)
+        before = set(folder.rglob("*.00000"))
+        assert len(before) == 3
+        archive.custody(CUSTODIAN).shred(session_id="case-1", result_id="r2")
+        assert len(list(folder.rglob("*.00000"))) == 2
+        assert CANARY in session.restore("r1").content
+        archive.custody(CUSTODIAN).shred(session_id="case-1")
+        assert not list(folder.rglob("*.00000"))
+
+
+def test_the_status_is_pending_until_the_provider_has_no_version_that_opens_an_old_copy(
+    desk: Desk, owner: Principal, talk: Conversation
+):
+    class Versions(FileKeys):
+        """The same keys, and what a provider would answer about its versions."""
+
+        has: tuple[int, ...] = (1,)
+        shared_by_orgs = True
+
+        def versions(self, org: str) -> tuple[int, ...]:
+            return self.has
+
+        def new_version(self, org: str) -> int:
+            raise AssertionError
+
+        def retire(self, org: str, version: int) -> None:
+            raise AssertionError
+
+        def reopened(self) -> "Versions":
+            return self
+
+    keys = Versions(desk.keys)
+    with desk.open(keys=keys) as archive:
+        archived(archive, owner, "case-1", talk)
+        custody = archive.custody(CUSTODIAN)
+        custody.shred(session_id="case-1", result_id="r1")
+        assert [one.status for one in custody.shreds()] == ["pending"]
+        keys.has = (2,)
+        assert [one.status for one in custody.shreds()] == ["complete"]
+        keys.has = (1, 2)  # what was complete stays so: the record says when it was seen
+        assert [one.status for one in custody.shreds()] == ["complete"]
+        events = [entry.event for entry in archive.audit(principal=CUSTODIAN).entries]
+        assert events.count("shred.completed") == 1
+
+
+def test_two_who_shred_at_once_shred_once(desk: Desk, owner: Principal, talk: Conversation):
+    with desk.open() as one, desk.open() as two:
+        archived(one, owner, "case-1", talk, count=4)
+        outcomes: list[Any] = []
+        start = threading.Barrier(2)
+
+        def run(archive: Archive, number: int) -> None:
+            custody = archive.custody(CUSTODIAN)
+            start.wait()
+            try:
+                outcomes.append(custody.shred(session_id="case-1", result_id=f"r{number}"))
+            except ShreddedError:
+                outcomes.append(None)
+
+        for first, second in ((1, 1), (2, 3)):
+            threads = [threading.Thread(target=run, args=pair) for pair in ((one, first), (two, second))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        assert sorted(shred.result_id for shred in outcomes if shred) == ["r1", "r2", "r3"]
+        assert CANARY in two.restore("case-1", "r4", principal=owner).content
+        assert len(one.custody(CUSTODIAN).shreds()) == 3
+
+
+# --- quotas ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_over_the_quota_is_rejected_whole_and_nothing_is_evicted(
+    desk: Desk, owner: Principal, talk: Conversation
+):
+    with desk.open(policy=policy_of("", quota_originals_max=4)) as archive:
+        session = archived(archive, owner, "case-1", talk)
+        talk.tool(LINES + "five")
+        talk.say()
+        session.view(talk.messages)
+        with pytest.raises(BatchRejectedError, match="quota is 4") as caught:
+            session.archive([("r4", "four"), ("r5", "five")])
+        assert caught.value.reason == "quota"
+        assert {info.state for info in session.results() if info.id in ("r4", "r5")} == {"live"}
+        session.archive([("r4", "four")])
+        with pytest.raises(BatchRejectedError):
+            session.archive([("r5", "five")])
+        assert CANARY in session.restore("r1").content
+        archive.custody(CUSTODIAN).shred(session_id="case-1", result_id="r1")
+        session.archive([("r5", "five")])  # there is room again
+
+
+def test_a_quota_of_bytes_counts_originals_before_sealing(desk: Desk, owner: Principal, talk: Conversation):
+    size = len(f"{CANARY} case-1 0\n{LINES}".encode())
+    with desk.open(policy=policy_of("", quota_bytes_max=3 * size)) as archive:
+        session = archived(archive, owner, "case-1", talk)
+        with pytest.raises(BatchRejectedError, match="quota"):
+            session.archive([("r4", "four")])
+    with desk.open(policy=policy_of("", quota_bytes_max=4 * size)) as archive:
+        session = archive.session("case-1", owner)
+        session.view(talk.messages)
+        session.archive([("r4", "four")])
+
+
+def test_what_is_in_keeping_is_counted_anew_where_it_never_was(desk: Desk, owner: Principal, talk: Conversation):
+    """A store from before there was a count."""
+    with desk.open() as archive:
+        session = archived(archive, owner, "case-1", talk)
+        desk.execute("DELETE FROM custody")
+        session.archive([("r4", "four")])
+        assert desk.execute("SELECT originals FROM custody") == [(4,)]
+        archive.custody(CUSTODIAN).shred(session_id="case-1", result_id="r4")
+        assert desk.execute("SELECT originals FROM custody") == [(3,)]
+
+
+# --- one choke point ------------------------------------------------------------------------------------------------
+
+PACKAGE = Path(evidence_archive.__file__).parent
+DESTROYERS = ("destroy_originals", "update_scopes", "update_org", "give_up")
+"""What of a writer takes something away that an archived result needs, or could."""
+ASKED_FIRST = {
+    ("disposal.py", "_once"),
+    ("disposal.py", "shred_session"),
+    ("disposal.py", "shred_org"),
+}
+HARMLESS = {
+    ("disposal.py", "_destroy"),  # called by those only
+    ("disposal.py", "_end"),
+    ("rekeying.py", "_sweep_org"),  # wraps anew, and unwraps again before it is stored
+    ("rekeying.py", "_sweep_scopes"),
+}
+
+
+def callers(name: str) -> set[tuple[str, str]]:
+    """Which functions of the package call a method of this name, by file and outermost function."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        if "testing" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                for function in node.body:
+                    if isinstance(function, ast.FunctionDef) and any(
+                        isinstance(call, ast.Call) and getattr(call.func, "attr", None) == name
+                        for call in ast.walk(function)
+                    ):
+                        found.add((path.name, function.name))
+    return found
+
+
+def test_every_path_that_destroys_asks_the_one_choke_point_in_its_own_transaction():
+    destroying = set().union(*(callers(name) for name in DESTROYERS))
+    assert destroying <= ASKED_FIRST | HARMLESS
+    assert callers("_destroy") | callers("_end") <= ASKED_FIRST
+    assert callers("_allowed") == ASKED_FIRST
+
+
+def test_the_store_deletes_nothing_else():
+    """Every DELETE there is: envelopes (asked first), and rows of intents (never of a batch)."""
+    source = (PACKAGE / "store" / "sql.py").read_text("utf-8")
+    tree = ast.parse(source)
+    deletes = [
+        ast.unparse(call.args[0])
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and getattr(call.func, "id", None) == "delete"
+    ]
+    assert sorted(deletes) == ["t.OBJECTS", "t.ORIGINALS"]
