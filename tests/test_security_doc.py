@@ -16,7 +16,7 @@ from evidence_archive.store.sqlite import journal_rules
 ROOT = Path(__file__).resolve().parents[1]
 SECURITY = (ROOT / "SECURITY.md").read_text("utf-8")
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text("utf-8")
-NAMED = re.compile(r"`(test_\w+\.py)(?:::(\w+))?`")
+NAMED = re.compile(r"`((?:attacks/)?test_\w+\.py)(?:::(\w+))?`")
 
 
 def functions_in(name: str) -> set[str]:
