@@ -36,6 +36,8 @@ from evidence_archive.vault import asked_session
 ASIDE, OURS = "made-up finding " * 60, "case"
 THEIRS_ONLY, OTHERS_ONLY = "r5", "r6"
 """Numbers that only the other org's session, and only the owner's other session, has issued."""
+SHREDDED_ORIGINAL, SHREDDED_SESSION = "emptied", "ended"
+"""Sessions of the owner: of one the only original was shredded, of the other the whole session."""
 
 
 @contextmanager
@@ -49,6 +51,15 @@ def with_late_numbers(desk: Desk) -> Iterator[Place]:
             talk.say()
             session.view(talk.messages)
             session.archive([(f"r{5 + number}", "a note") for number in range(count)])
+        for name in (SHREDDED_ORIGINAL, SHREDDED_SESSION):
+            session, talk = place.archive.session(name, OWNER), Conversation()
+            talk.tool(ASIDE)
+            talk.say()
+            session.view(talk.messages)
+            session.archive([("r1", "a note")])
+        custody = place.archive.custody(Principal(OWNER.org, "records-office", {"custodian"}))
+        custody.shred(session_id=SHREDDED_ORIGINAL, result_id="r1")
+        custody.shred(session_id=SHREDDED_SESSION)
         yield place
     structlog.reset_defaults()
 
@@ -100,6 +111,9 @@ ARCHIVE_REQUESTS = {
     "a number that only the other org has issued": (OWNER, OURS, THEIRS_ONLY),
     "a number that only another session has issued": (OWNER, OURS, OTHERS_ONLY),
     "a number that only another subject's session has issued": (COLLEAGUE, "other", OTHERS_ONLY),
+    "another subject's shredded original": (COLLEAGUE, SHREDDED_ORIGINAL, "r1"),
+    "another subject's shredded session": (COLLEAGUE, SHREDDED_SESSION, "r1"),
+    "the other org asks for what was shredded": (FOREIGNER, SHREDDED_ORIGINAL, "r1"),
 }
 
 
