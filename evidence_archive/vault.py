@@ -648,11 +648,23 @@ def open_vault(around: Surroundings, org: str, *, create: bool = True) -> Vault:
         SealBrokenError: the org's row was changed, or is an older copy from before a rotation.
         ShreddedError: the org was shredded.
     """
-    row = around.store.org(org)
-    if row is None:
-        if not create:
-            raise NotAvailableError
-        row = _create(around, org)
+    for left in reversed(range(CONFLICT_TRIES_MAX)):
+        row = around.store.org(org)
+        if row is None:
+            if not create:
+                raise NotAvailableError
+            row = _create(around, org)
+        try:
+            return _opened(around, row)
+        except SealBrokenError:
+            # A rotation may have wrapped the org's key anew between the two looks at its row.
+            if not left or around.store.org(org) == row:
+                raise
+    raise AssertionError  # the last try returns or raises
+
+
+def _opened(around: Surroundings, row: OrgRow) -> Vault:
+    org = row.org
     if not row.aux_wrapped:
         raise ShreddedError("This org was shredded: nothing of it can be opened any more.")
     aux = unwrap_checked(

@@ -438,7 +438,7 @@ def test_what_a_process_told_before_it_was_killed_is_heard(configuration: Config
     with closing(configuration.open(FaultPlan())) as archive:
         archive.session("first", PROBE.principal)
     with Crashing(configuration, PROBE) as killed:
-        told = killed(Trial("next view", "store.peeking", 4, "crash"), "case")
+        told = killed(Trial("next view", "store.peeking", 5, "crash"), "case")
     assert told == [Told("open", "opened"), Told("view", "old"), Told("archive", "receipt")]
 
 

@@ -617,7 +617,7 @@ def test_a_batch_whose_objects_are_collected_after_they_were_read_back_is_refuse
 def test_looking_for_lapsed_intents_reads_neither_all_objects_nor_all_results(sqlite_desk: Desk) -> None:
     open_store(sqlite_desk.url).close()
     sql, ordered = store_sql._SELECT_LAPSED.on(sqlite.dialect())
-    plan = sqlite_desk.execute(f"EXPLAIN QUERY PLAN {sql}", *ordered(("north-clinic", "stored", 0, 100)))
+    plan = sqlite_desk.execute(f"EXPLAIN QUERY PLAN {sql}", *ordered(("north-clinic", "stored", 0, "archived", 100)))
     read = [str(step[3]) for step in plan if "SEARCH" in str(step[3]) or "SCAN" in str(step[3])]
     assert [step.split("INDEX ")[-1] for step in read] == [
         "ix_objects_lapsed (org=? AND state<?)",

@@ -13,7 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import LargeBinary, bindparam, delete, func, insert, select, update
+from sqlalchemy import LargeBinary, bindparam, delete, func, insert, literal_column, select, update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.sql import ClauseElement
@@ -164,10 +164,16 @@ _SELECT_LAPSED = _Statement(
         _O.org == bindparam("org"),
         _O.state < bindparam("stored"),  # all others are: a range of the index, which "not" is not
         _O.expires_at_us <= bindparam("now_us"),
-        # What an archived result names is kept, even where somebody put an older intent back with its seal.
-        ~select(_R.original_id)
-        .where(_R.org == bindparam("org"), _R.original_id == _O.original_id, _R.state == bindparam("archived"))
-        .exists(),
+        # What an archived result names is kept, even where somebody put an older intent back with its seal. The state
+        # is no condition of the inner look, which would then read all results instead of one by the index.
+        func.coalesce(
+            select(_R.state)
+            .where(_R.org == bindparam("org"), _R.original_id == _O.original_id)
+            .limit(1)
+            .scalar_subquery(),
+            literal_column("''"),
+        )
+        != bindparam("archived"),
     )
     .order_by(_O.expires_at_us, _O.original_id)
     .limit(bindparam("count")),

@@ -136,7 +136,7 @@ class Result(SQLModel, table=True):
     __tablename__ = "results"
     __table_args__ = (
         Index("ix_results_version", "org", "scope_id", "version"),
-        Index("ix_results_original", "org", "original_id"),
+        Index("ix_results_original", "org", "original_id", unique=True),
         Index("ix_results_retention", "org", "retention_until_us"),
         _STRICT,
     )

@@ -82,6 +82,9 @@ def upgrade() -> None:
         sqlite_strict=True,
         sqlite_with_rowid=False,
     )
+    # One result names an original. SQLite takes an index that is not unique for no better than the org alone.
+    op.drop_index("ix_results_original", "results")
+    op.create_index("ix_results_original", "results", ["org", "original_id"], unique=True)
     op.create_index("ix_results_retention", "results", ["org", "retention_until_us"])
     _list_orgs()
     for table in ("holds", "shreds", "checkpoints", "custody", "org_names"):
