@@ -413,6 +413,8 @@ def open_original(
         raise SealBrokenError(_BROKEN)
     plaintext = _decrypt(memoryview(envelope)[_HEADER_BYTES:], dek, _context(header, slot, sealed_size))
     meta_end = _U32.size + _U32.unpack_from(plaintext)[0]
+    if meta_end > sealed_size:
+        raise SealBrokenError(_BROKEN)
     digest, size, encoding, compressed, stored_size, acl, trust = _read_meta(plaintext[_U32.size : meta_end])
     data = plaintext[meta_end:]
     if stored_size != b"%d" % len(data):
