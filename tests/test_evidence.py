@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shutil
 import stat
@@ -30,7 +31,9 @@ from evidence_archive.errors import (
 )
 from evidence_archive.evidence import Bundle, verify_bundle
 from evidence_archive.keys import new_keys
+from evidence_archive.model import Encoded, bytes_of
 from evidence_archive.proof.checkpoint import VerifierKey, open_proof
+from evidence_archive.sealing.envelope import Slot, seal_original
 from evidence_archive.testing.scripted import FrozenClock
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -382,6 +385,41 @@ def test_the_files_of_one_original_cannot_stand_for_another_one(desk: Desk, veri
         name.replace("/r1/", "/r8/").replace("/r2/", "/r1/").replace("/r8/", "/r2/"): files[name] for name in files
     }
     assert not holds(verify, bundle_of(moved), key)
+
+
+@pytest.mark.parametrize("verify", VERIFIERS)
+@pytest.mark.parametrize("result_id", ["r1", "r3"])
+def test_another_content_sealed_anew_for_the_same_place_is_refused(
+    desk: Desk, result_id: str, verify: Verifier
+) -> None:
+    """Somebody's own envelope opens with the key that comes with it; the log holds the digest of another one."""
+    files, key = files_of(exported(desk, result_id)), key_of(desk)
+    told = json.loads(files[evidence._PROVENANCE])
+    (one,) = (each for each in told["results"] if each["id"] == result_id)
+    slot = Slot(
+        deployment=bytes.fromhex(key.name.removeprefix(evidence._ORIGIN)),
+        org=told["org"],
+        session_id=told["session"],
+        result_id=result_id,
+        tool_call_id=bytes_of(one["tool_call_id"]),
+        tool_name=one["tool"],
+        kind=one["kind"],
+        media_type=one["media_type"],
+        observed_at_us=one["observed_at_us"],
+    )
+    other = bytes(reversed(exact(CONTENTS[result_id])))
+    opening = {"original_id": os.urandom(16), "dek_id": os.urandom(16), "dek": os.urandom(32)}
+    sealed = seal_original(slot=slot, encoded=Encoded(other, "text"), acl=b"", trust="", **opening)
+    told_opening = {name: value.hex() for name, value in opening.items()} | {"sealed_size": sealed.sealed_size}
+    folder = f"originals/{result_id}"
+    forged = {
+        f"{folder}/{evidence._OPENING}": evidence._json(told_opening),
+        f"{folder}/{evidence._ENVELOPE}": sealed.envelope,
+        f"{folder}/{evidence._CONTENT}": other,
+    }
+    assert forged.keys() <= files.keys()
+    assert holds(verify, bundle_of(files), key)
+    assert not holds(verify, bundle_of({**files, **forged}), key)
 
 
 @pytest.mark.parametrize("verify", VERIFIERS)

@@ -66,11 +66,12 @@ def test_derivation_is_hkdf_sha256_without_salt():
 
 def test_every_purpose_has_a_key_of_its_own():
     keys = keyring.org_keys(KEY)
-    made = {keys.row, keys.index, keys.audit, keyring.tag_key(KEY), KEY}
-    assert len(made) == 5
+    made = {keys.row, keys.index, keys.audit, keys.signing, keyring.tag_key(KEY), KEY}
+    assert len(made) == 6
     assert keys.row == plain_hkdf(KEY, b"evidence-archive/v1/row")
     assert keys.index == plain_hkdf(KEY, b"evidence-archive/v1/index")
     assert keys.audit == plain_hkdf(KEY, b"evidence-archive/v1/audit-metadata")
+    assert keys.signing == plain_hkdf(KEY, b"evidence-archive/v1/checkpoint")
     assert keyring.tag_key(KEY) == plain_hkdf(KEY, b"evidence-archive/v1/tag")
 
 
@@ -294,8 +295,8 @@ def rows_that_pass(seal_it):
     """Changed rows that carry the seal of the true one."""
     seal = seal_it(b"result", ROW)
     changes = [
-        (1, "texT"), (1, b"text"), (2, 6), (2, "5"), (2, b"5"), (3, b""), (3, ""), (3, 0), (4, None), (4, b""),
-        (5, ""), (6, None), (6, "0"), (7, 1), (8, LONG_NAME), (8, "n" * 1999),
+        (0, b"\x01\xff"), (1, "texT"), (1, b"text"), (2, 6), (2, "5"), (2, b"5"), (3, b""), (3, ""), (3, 0),
+        (4, None), (4, b""), (5, ""), (6, None), (6, "0"), (7, 1), (8, LONG_NAME), (8, "n" * 1999),
     ]  # fmt: skip
     changed = [(b"result", [*ROW[:at], value, *ROW[at + 1 :]]) for at, value in changes]
     changed += [
