@@ -420,7 +420,18 @@ def test_what_is_called_intact_is_the_log_and_only_a_restore_says_that_an_origin
         session.archive([("r1", "n"), ("r2", "n")])
         whole = archive.restore("case", "r2", principal=OWNER)
         desk.execute("DELETE FROM originals WHERE original_id = (SELECT original_id FROM results WHERE number = 1)")
-        asked = ["audit", "log", "--url", desk.url, "--keys", str(desk.keys), "--org", OWNER.org, "--subject", "auditor"]
+        asked = [
+            "audit",
+            "log",
+            "--url",
+            desk.url,
+            "--keys",
+            str(desk.keys),
+            "--org",
+            OWNER.org,
+            "--subject",
+            "auditor",
+        ]
         assert main(asked) == 0
         told = capsys.readouterr().out
         assert "INTACT: the entries and the head agree" in told
