@@ -284,6 +284,14 @@ class AsyncCustody:
         """
         return await self._verbs.awaited(self._custody.checkpoint)
 
+    async def reanchor(self) -> str:
+        """See :meth:`evidence_archive.custody.Custody.reanchor`.
+
+        Raises:
+            EvidenceArchiveError: as there.
+        """
+        return await self._verbs.awaited(self._custody.reanchor)
+
     async def key(self) -> str:
         """See :meth:`evidence_archive.custody.Custody.key`."""
         return await self._verbs.awaited(self._custody.key)

@@ -57,21 +57,21 @@ class FileAnchor:
             os.fsync(file)
 
     def latest(self, origin: str) -> str | None:
-        """The head of the longest log of this origin; lines that are none are skipped.
+        """The head of this origin in the last line that has one; lines that are none are skipped.
 
         Raises:
             StoreUnavailableError: the file cannot be read.
         """
-        found: tuple[int, str] | None = None
+        found: str | None = None
         if not os.path.lexists(self._path):
             return None
         with self._opened(os.O_RDONLY) as file, open(file, "rb", closefd=False) as lines:
             for line in lines:
                 with suppress(ValueError, TypeError, KeyError):
                     entry = json.loads(line)
-                    if entry["origin"] == origin and (found is None or int(entry["size"]) >= found[0]):
-                        found = int(entry["size"]), str(entry["note"])
-        return None if found is None else found[1]
+                    if entry["origin"] == origin:
+                        found = str(entry["note"])
+        return found
 
     @contextmanager
     def _opened(self, flags: int) -> Iterator[int]:

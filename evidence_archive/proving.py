@@ -5,7 +5,7 @@ an anchor, a copy outside, catches a database that was put back as a whole.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from evidence_archive.errors import AuditBrokenError, EvidenceArchiveError, NotAvailableError
@@ -117,7 +117,7 @@ class Proving:
         """The head of the log, signed, in the store and at every anchor when this returns.
 
         It is signed only where the log continues what was signed last, here and at every anchor. What is read for
-        that are the entries since then.
+        that are the entries since then. A head that was given up by :meth:`reanchor` counts no more.
 
         Args:
             wait_ms: bound on waiting for a lock, in milliseconds; as long as a write may wait by default.
@@ -129,15 +129,21 @@ class Proving:
         """
         vault, key = self._vault, self._vault.signer.verifier
         wait_ms = vault.store_wait_ms if wait_ms is None else wait_ms
-        notes = [note for anchor in self._anchors if (note := anchor.latest(key.name)) is not None]
+        anchored = self._anchored()
         with vault.store.reading(wait_ms) as reader:
             last = reader.checkpoint()
-            notes += [] if last is None else [last.note]
-            known = sorted((open_checkpoint(note, key) for note in notes), key=lambda one: one.size)
-            read = _continued(reader, _begun(reader, known), known)
+            own = [] if last is None else [open_checkpoint(last.note, key)]
+            try:
+                read = _continued(reader, own + anchored)
+            except AuditBrokenError:
+                given_up = _given_up(reader)
+                rest = [one for one in anchored if (one.size, one.root) not in given_up]
+                if len(rest) == len(anchored):
+                    raise
+                read = _continued(reader, own + rest)
 
         def signed(writer: Writer) -> CheckpointRow:
-            _continued(writer, read, [])  # what came meanwhile, under the lock
+            _continued(writer, [], read)  # what came meanwhile, under the lock
             return vault.sign_head(writer)
 
         row = vault.transact(signed, wait_ms=wait_ms)
@@ -151,6 +157,34 @@ class Proving:
             raise failure
         vault.log.info("evidence_archive.checkpoint", size=row.size)
         return row.note
+
+    def reanchor(self, subject: str) -> str:
+        """The signed head of a log that was put back on purpose, also where an anchor knows another history.
+
+        The entry says which heads of which anchors are given up; the head that is signed then has that entry in it.
+
+        Args:
+            subject: who answers for it.
+
+        Raises:
+            AuditBrokenError: the log is not what its own head and the heads in the store say.
+            StoreError: the store cannot be written, or an anchor cannot be used.
+        """
+        vault, heads = self._vault, {(one.size, one.root) for one in self._anchored()}
+        with vault.store.reading(vault.store_wait_ms) as reader:
+            begins = _roots(reader, {size for size, _ in heads})
+            lost = sorted(head for head in heads - _given_up(reader) if begins.get(head[0]) != head[1])
+        if lost:
+            details = {"heads": [{"size": size, "root": root.hex()} for size, root in lost]}
+            entry = [vault.leaf(audit.LOG_REANCHORED, subject, details=details)]
+            vault.transact(lambda writer: writer.append(entry))
+        return self.checkpoint()
+
+    def _anchored(self) -> list[Checkpoint]:
+        """The newest head of every anchor that has one."""
+        key = self._vault.signer.verifier
+        notes = [anchor.latest(key.name) for anchor in self._anchors]
+        return [open_checkpoint(note, key) for note in notes if note is not None]
 
     def key(self) -> str:
         """The public key that verifies this log's checkpoints and proofs, as one line."""
@@ -200,6 +234,11 @@ class Proving:
         known = open_checkpoint(note, self._vault.signer.verifier)
         with self._vault.store.reading(self._vault.store_wait_ms) as reader:
             size = reader.head().size
+            if (known.size, known.root) in _given_up(reader):
+                raise AuditBrokenError(
+                    "This checkpoint is of a history that was given up when the log was put back and anchored anew: "
+                    "its entry log.reanchored says when, and by whom."
+                )
             if known.size > size:
                 raise AuditBrokenError("A checkpoint is of a longer audit log: the store was put back.")
             hashes = [leaf_hash(data) for _, data in leaves_of(reader, size)]
@@ -218,13 +257,19 @@ def _begun(reader: Reader, known: Sequence[Checkpoint]) -> Frontier:
     return Frontier()
 
 
-def _continued(reader: Reader, begun: Frontier, known: Sequence[Checkpoint]) -> Frontier:
+def _continued(reader: Reader, known: Sequence[Checkpoint], begun: Frontier | None = None) -> Frontier:
     """The tree at the head, once the entries lead there through every one of these heads.
+
+    Args:
+        reader: of the log.
+        known: heads that were signed before.
+        begun: a tree that the log is known to begin with; that of the oldest of them by default.
 
     Raises:
         AuditBrokenError: they do not.
     """
     head = reader.head()
+    begun = _begun(reader, sorted(known, key=lambda one: one.size)) if begun is None else begun
     if any(one.size > head.size for one in known) or begun.size > head.size:
         raise AuditBrokenError("A longer audit log was signed before: the store was put back to an older state.")
     marks = [one for one in known if one.size > begun.size]
@@ -237,6 +282,28 @@ def _continued(reader: Reader, begun: Frontier, known: Sequence[Checkpoint]) -> 
     if frontier.to_bytes() != head.frontier:
         raise AuditBrokenError("The entries of the audit log do not hash to what its head holds: it was changed.")
     return frontier
+
+
+def _given_up(reader: Reader) -> set[tuple[int, bytes]]:
+    """Size and root of the heads that the log says were given up."""
+    entries = (audit.decode_leaf(data) for _, data in leaves_of(reader, reader.head().size))
+    return {
+        (head["size"], bytes.fromhex(head["root"]))
+        for entry in entries
+        if entry.event == audit.LOG_REANCHORED
+        for head in entry.details["heads"]
+    }
+
+
+def _roots(reader: Reader, sizes: Collection[int]) -> dict[int, bytes]:
+    """The roots the log had at these sizes, those it never had left out."""
+    frontier = Frontier()
+    roots = {0: frontier.root()}
+    for _, data in leaves_of(reader, min(reader.head().size, max(sizes, default=0))):
+        frontier.append(leaf_hash(data))
+        if frontier.size in sizes:
+            roots[frontier.size] = frontier.root()
+    return roots
 
 
 def leaves_of(reader: Reader, size: int, start: int = 0) -> Iterator[tuple[int, bytes]]:

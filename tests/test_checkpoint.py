@@ -92,6 +92,9 @@ def test_every_log_is_shown_to_begin_with_every_shorter_one_and_with_no_other():
                 assert refused(verify_consistency, old, old_root, size, root, [])
         verify_consistency(0, EMPTY_ROOT, size, root, [])
         assert refused(verify_consistency, 0, root, size, root, [])
+        assert refused(verify_consistency, size + 1, root, size, root, [])
+        assert refused(verify_consistency, -1, root, size, root, [])
+        assert refused(verify_consistency, size, root[:-1], size, root, [])
         assert refused(verify_consistency, size, HASHES[69], size, root, [])
 
 

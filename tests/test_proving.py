@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,6 @@ def test_the_log_still_begins_with_what_was_signed_long_ago(desk: Desk, owner: P
 
 def rewritten(desk: Desk, custody: Custody, seq: int) -> None:
     """What an insider with store and keys can do: change an entry and make the head fit."""
-    from evidence_archive.ports import HeadRow
     from evidence_archive.proof.leaf import decode_leaf, encode_leaf
     from evidence_archive.proof.merkle import Frontier, leaf_hash
     from evidence_archive.store import sql
@@ -153,8 +153,8 @@ def rewritten(desk: Desk, custody: Custody, seq: int) -> None:
     for leaf in leaves:
         frontier.append(leaf_hash(leaf))
     with vault.store.reading(1_000) as reader:
-        digest = reader.head().policy_digest
-    head = HeadRow(len(leaves), frontier.to_bytes(), leaf_hash(leaves[-1]), digest)
+        head = reader.head()
+    head = replace(head, frontier=frontier.to_bytes(), last_leaf_hash=leaf_hash(leaves[-1]))
     values = sql._HEAD.values(vault.org, vault._keys.row, head)
     desk.execute("UPDATE audit_leaves SET leaf = ? WHERE seq = ?", leaves[seq], seq)
     desk.execute(
@@ -261,6 +261,73 @@ def test_a_store_that_was_put_back_meets_its_anchor(
             session.restore("r1")
         with pytest.raises(AuditBrokenError, match="not the one that was signed"):
             archive.custody(AUDITOR).checkpoint()
+
+
+@pytest.mark.parametrize("kind", ["file", "objects"])
+def test_a_log_that_was_put_back_on_purpose_is_anchored_anew_and_says_what_was_given_up(
+    desk: Desk, owner: Principal, talk: Conversation, tmp_path: Path, kind: str
+):
+    folder = tmp_path / "anchors"
+    folder.mkdir()
+    anchor = anchors_of(folder)[kind]
+    with desk.open(anchors=[anchor]) as archive:
+        used(archive, owner, talk)
+    old = desk.saved()
+    with desk.open(anchors=[anchor]) as archive:
+        session = archive.session("case-1", owner)
+        session.view(talk.messages)
+        for _ in range(9):
+            session.restore("r1")
+        key = VerifierKey.parse(archive.custody(AUDITOR).key())
+    desk.put_back(old)
+    given_up = anchor.latest(key.name)
+    assert given_up is not None
+    lost_head = open_checkpoint(given_up, key)
+    with desk.open(anchors=[anchor]) as archive:
+        custody = archive.custody(AUDITOR)
+        with pytest.raises(AuditBrokenError):
+            custody.checkpoint()
+        assert {finding.code for finding in custody.verify(anchors=[anchor]).findings} >= {"rolled_back"}
+        note = custody.reanchor()
+        assert anchor.latest(key.name) == note
+        entry = next(one for one in archive.audit(principal=AUDITOR).entries if one.event == "log.reanchored")
+        assert entry.subject == AUDITOR.subject
+        assert entry.details["heads"] == [{"size": lost_head.size, "root": lost_head.root.hex()}]
+        assert entry.seq < open_checkpoint(note, key).size
+        # From here on it is anchored as ever, and what was given up stays told.
+        assert custody.verify(anchors=[anchor]).findings == ()
+        assert open_checkpoint(custody.checkpoint(), key).size > open_checkpoint(note, key).size
+        assert custody.reanchor()
+        events = [one.event for one in archive.audit(principal=AUDITOR).entries]
+        assert events.count("log.reanchored") == 1
+        with pytest.raises(AuditBrokenError, match="given up"):
+            custody.consistent(given_up)
+        kept_elsewhere = FileAnchor(folder / "elsewhere.jsonl")
+        kept_elsewhere.publish(key.name, lost_head.size, given_up)
+        found = custody.verify(anchors=[kept_elsewhere]).findings
+        assert {finding.code for finding in found} == {"reanchored"}
+        later = desk.saved()
+    with desk.open(anchors=[anchor]) as archive:
+        archive.session("case-2", owner)
+        archive.custody(AUDITOR).checkpoint()
+    desk.put_back(later)
+    with desk.open(anchors=[anchor]) as archive, pytest.raises(AuditBrokenError, match="put back"):
+        archive.custody(AUDITOR).checkpoint()
+
+
+def test_a_log_that_was_rewritten_is_not_anchored_anew(
+    desk: Desk, owner: Principal, talk: Conversation, tmp_path: Path
+):
+    """What the store itself signed cannot be given up."""
+    anchor = FileAnchor(tmp_path / "heads.jsonl")
+    with desk.open(anchors=[anchor]) as archive:
+        used(archive, owner, talk)
+        custody = archive.custody(AUDITOR)
+        custody.checkpoint()
+        rewritten(desk, custody, 1)
+        with pytest.raises(AuditBrokenError):
+            custody.reanchor()
+        assert "log.reanchored" in [entry.event for entry in archive.audit(principal=AUDITOR).entries]
 
 
 def test_a_torn_line_in_an_anchor_file_takes_no_other_with_it(tmp_path: Path):

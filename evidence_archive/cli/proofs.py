@@ -55,6 +55,9 @@ def register(app: typer.Typer) -> None:
     group.command("checkpoint", epilog=f"Example: evidence-archive audit checkpoint {_STORE} --anchor heads.jsonl")(
         _checkpoint
     )
+    group.command("reanchor", epilog=f"Example: evidence-archive audit reanchor {_STORE} --anchor heads.jsonl")(
+        _reanchor
+    )
     group.command("key", epilog=f"Example: evidence-archive audit key {_STORE}")(_key)
     group.command("prove", epilog=f"Example: evidence-archive audit prove case-4711 r3 {_STORE} --out proofs")(_prove)
     group.command(
@@ -151,6 +154,29 @@ def _checkpoint(
     principal = Principal(org, subject, role or ("custodian",))
     with opened(url, keys, policy, objects, principal, decides=False, anchors=anchor or ()) as (archive, _):
         note = archive.custody(principal).checkpoint()
+    _print_head(note, as_json)
+
+
+def _reanchor(
+    *,
+    url: Url,
+    org: Org,
+    subject: Subject,
+    anchor: Anchors = None,
+    keys: Keys = None,
+    policy: PolicyFile = None,
+    objects: Objects = None,
+    role: Custodians = None,
+    as_json: Json = False,
+) -> None:
+    """Sign the head of a log that was put back on purpose, and give up the longer one that an anchor knows."""
+    principal = Principal(org, subject, role or ("custodian",))
+    with opened(url, keys, policy, objects, principal, decides=False, anchors=anchor or ()) as (archive, _):
+        note = archive.custody(principal).reanchor()
+    _print_head(note, as_json)
+
+
+def _print_head(note: str, as_json: bool) -> None:
     if as_json:
         emit_json({"checkpoint": note})
     else:
