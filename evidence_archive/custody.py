@@ -226,6 +226,19 @@ class Custody:
         """
         return self._proving.checkpoint()
 
+    def reanchor(self) -> str:
+        """The head of a log that was put back on purpose, signed, in the store and at every anchor.
+
+        After a backup was put back an anchor still knows the longer log, and :meth:`checkpoint` refuses. This gives
+        that history up: an entry ``log.reanchored`` names the heads that are lost, and the new head has it in it.
+        Where every anchor's head is one that this log begins with, it does what :meth:`checkpoint` does.
+
+        Raises:
+            AuditBrokenError: the log is not what its own head and the heads in the store say.
+            StoreError: the store cannot be written, or an anchor cannot be used.
+        """
+        return self._proving.reanchor(self._principal.subject)
+
     def key(self) -> str:
         """The public key that verifies this log's checkpoints and proofs, as one line for an auditor to keep."""
         return self._proving.key()

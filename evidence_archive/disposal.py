@@ -19,12 +19,12 @@ from evidence_archive.errors import (
     HeldError,
     NotAvailableError,
     RetentionError,
+    SealBrokenError,
     ShreddedError,
     StoreBusyError,
 )
 from evidence_archive.model import Principal, format_result_id, parse_result_id
 from evidence_archive.ports import (
-    CustodyRow,
     HoldRow,
     KeyLifecycle,
     ResultRow,
@@ -162,6 +162,7 @@ class Disposal:
                 placed_at_us=vault.around.clock.now_us(),
             )
             writer.insert_holds([row])
+            vault.counted(writer, holds=1)
             self._append(writer, audit.HOLD_PLACED, session_id, of, {"hold": hold_id.hex()})
             return row
 
@@ -182,12 +183,14 @@ class Disposal:
             if row.released_at_us is not None:
                 raise FormatError("This hold was released before.")
             row = replace(row, released_by=self._principal.subject, released_at_us=self._vault.around.clock.now_us())
+            session_id = None if row.scope_id is None else names.get(row.scope_id)
             writer.update_holds([row])
-            self._append(writer, audit.HOLD_RELEASED, None, row.number, {"hold": hold_id})
+            self._append(writer, audit.HOLD_RELEASED, session_id, row.number, {"hold": hold_id})
             return row
 
-        row = self._vault.transact(released)
-        return self._told(row, self._session_names([row]))
+        with self._vault.store.reading(self._vault.store_wait_ms) as reader:
+            names = self._session_names([row for row in reader.holds() if row.hold_id.hex() == hold_id])
+        return self._told(self._vault.transact(released), names)
 
     def holds(self) -> list[Hold]:
         """All holds, released ones included, by time."""
@@ -276,8 +279,12 @@ class Disposal:
         Raises:
             HeldError: a hold keeps something of it.
             RetentionError: the retention of one of them is not over.
+            SealBrokenError: a hold was removed outside this library, and nobody can say what it was on.
         """
-        for hold in writer.holds():
+        holds, kept = writer.holds(), writer.custody()
+        if len(holds) != (0 if kept is None else kept.holds):
+            raise SealBrokenError("Nothing was destroyed: a hold was removed from the database. Put it back first.")
+        for hold in holds:
             if hold.released_at_us is None and (hold.scope_id is None or touches(hold)):
                 raise HeldError(
                     f"Nothing was destroyed: hold {hold.hold_id.hex()} is on something of it. Release it first."
@@ -426,7 +433,7 @@ class Disposal:
             self._append(writer, audit.SHRED_REQUESTED, None, None, {"originals": originals})
             vault.sign_head(writer)
             # No process that holds keys in memory can open a session any more, and none can start one.
-            writer.put_custody(CustodyRow(kek_floor=KEK_VERSION_MAX, originals=0, original_bytes=0))
+            vault.counted(writer, kek_floor=KEK_VERSION_MAX)
             writer.update_org(replace(vault.row, aux_wrapped=b""))
             return originals, objects
 

@@ -199,7 +199,7 @@ class Anchor(Protocol):
         ...
 
     def latest(self, origin: str) -> str | None:
-        """The longest log's head of this origin that is kept here; ``None`` for none, or where it cannot tell."""
+        """The head of this origin that was published last; ``None`` for none, or where it cannot tell."""
         ...
 
 
@@ -389,12 +389,15 @@ class CustodyRow:
     """What an org has in keeping.
 
     ``kek_floor`` is the lowest key version that a wrapped key may have; ``originals`` and ``original_bytes`` (before
-    sealing) count what can be restored.
+    sealing) count what can be restored; ``holds`` counts the rows of holds, released ones included. ``version`` is
+    the store's.
     """
 
     kek_floor: int
     originals: int
     original_bytes: int
+    holds: int
+    version: int = 0
 
 
 @dataclass(slots=True)
@@ -405,6 +408,7 @@ class HeadRow:
     frontier: bytes
     last_leaf_hash: bytes
     policy_digest: str | None
+    custody_version: int = 0
 
 
 # --- the store --------------------------------------------------------------------------------------------------
@@ -475,6 +479,10 @@ class Reader(Protocol):
         """Up to ``count`` scope keys with ids above ``after``, by id."""
         ...
 
+    def scopes_below(self, kek_version: int) -> int:
+        """How many session keys are wrapped under an older version; no seal is checked."""
+        ...
+
     def expired(self, now_us: int, count: int) -> list[ResultRow]:
         """Up to ``count`` archived results whose retention is over, the longest over first."""
         ...
@@ -496,7 +504,12 @@ class Reader(Protocol):
         ...
 
     def custody(self) -> CustodyRow | None:
-        """What the org has in keeping; ``None`` where that was never counted."""
+        """What the org has in keeping, as the head of the log knows it; ``None`` where that was never counted.
+
+        Raises:
+            SealBrokenError: the row was removed, or is an older one that was put back.
+            AuditBrokenError: the head is gone.
+        """
         ...
 
     def in_keeping(self) -> tuple[int, int]:
@@ -568,7 +581,11 @@ class Writer(Reader, Protocol):
         ...
 
     def put_custody(self, row: CustodyRow) -> None:
-        """What the org has in keeping, in the place of what was there."""
+        """What the org has in keeping, in the place of what was there; the head of the log gets its new version.
+
+        Raises:
+            StoreError: the transaction did not lock the log.
+        """
         ...
 
     def update_scopes(self, rows: Sequence[ScopeRow]) -> None:

@@ -456,6 +456,7 @@ class _Replaying:
             writer.insert_holds(
                 [HoldRow(hold_id, scope_id, number, reason, placed_by=entry.subject, placed_at_us=entry.time_us)]
             )
+            vault.counted(writer, holds=1)
             details: dict[str, Any] = {"hold": hold_id.hex(), "placed_by": entry.subject, "replayed": entry.seq}
             if number is not None:
                 details["result"] = format_result_id(number)

@@ -15,7 +15,7 @@ from evidence_archive.disposal import Disposal
 from evidence_archive.errors import FormatError, KeyringError, StoreBusyError
 from evidence_archive.keys import unwrap_checked, wrap_checked
 from evidence_archive.model import Principal
-from evidence_archive.ports import CustodyRow, KeyLifecycle, KeyProvider, OrgRow, ScopeRow, Writer
+from evidence_archive.ports import KeyLifecycle, KeyProvider, OrgRow, ScopeRow, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.vault import Vault, aux_context
 
@@ -103,8 +103,7 @@ class Rekeying:
         for _ in range(ROUNDS_MAX):
             rewrapped += self._sweep_org(version) + self._sweep_scopes(version)
             census = self.census()
-            if all(one >= version for one in census.counts):
-                self._raise_floor(version)
+            if all(one >= version for one in census.counts) and self._raise_floor(version):
                 return Rotation(org, version, rewrapped, self.census())
         raise StoreBusyError("Other processes go on under the old key version: open their archives again.")
 
@@ -237,16 +236,23 @@ class Rekeying:
             rewrapped += vault.transact(swapped) if pairs else 0
         return rewrapped
 
-    def _raise_floor(self, version: int) -> None:
-        def raised(writer: Writer) -> None:
-            kept = writer.custody()
-            if kept is None:
-                kept = CustodyRow(0, *writer.in_keeping())
-            if kept.kek_floor < version:
-                writer.put_custody(replace(kept, kek_floor=version))
+    def _raise_floor(self, version: int) -> bool:
+        """Whether nothing is wrapped under an older version, looked at under the lock that new sessions need."""
+        vault = self._vault
 
-        self._vault.transact(raised)
-        self._vault.kek_floor = max(self._vault.kek_floor, version)
+        def raised(writer: Writer) -> bool:
+            if writer.org_row().kek_version < version or writer.scopes_below(version):
+                return False
+            kept = writer.custody()
+            if kept is None or kept.kek_floor < version:
+                vault.counted(writer, kek_floor=version)
+                writer.append([vault.leaf(audit.KEY_FLOOR, self._principal.subject, details={"version": version})])
+            return True
+
+        if not vault.transact(raised):
+            return False
+        vault.kek_floor = max(vault.kek_floor or 0, version)
+        return True
 
     def _append(self, event: str, details: dict[str, object]) -> None:
         entry = [self._vault.leaf(event, self._principal.subject, details=details)]

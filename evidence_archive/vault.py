@@ -12,6 +12,7 @@ from evidence_archive.errors import (
     AuditBrokenError,
     EvidenceArchiveError,
     FormatError,
+    IntegrityError,
     MisuseError,
     NotAvailableError,
     SealBrokenError,
@@ -183,11 +184,11 @@ class Vault:
         row: the org's row, checked.
         keys: the org's derived keys.
         store: the store scoped to the org.
-        kek_floor: no key may be wrapped under an older version.
+        kek_floor: no key may be wrapped under an older version; ``None`` where the row that says so is not believed.
     """
 
     def __init__(
-        self, around: Surroundings, row: OrgRow, keys: OrgKeys, store: OrgStore, *, kek_floor: int = 0
+        self, around: Surroundings, row: OrgRow, keys: OrgKeys, store: OrgStore, *, kek_floor: int | None = 0
     ) -> None:
         self.row = row
         self.org = row.org
@@ -400,17 +401,27 @@ class Vault:
         writer.insert_checkpoint(row)
         return row
 
-    def counted(self, writer: Writer, originals: int, original_bytes: int) -> CustodyRow:
-        """What the org has in keeping, once so many more are; asked after the results were written."""
+    def counted(
+        self, writer: Writer, originals: int = 0, original_bytes: int = 0, *, holds: int = 0, kek_floor: int = 0
+    ) -> CustodyRow:
+        """What the org has in keeping, once so much more is; asked after the results were written.
+
+        Args:
+            writer: of an audited transaction.
+            originals, original_bytes, holds: how many more.
+            kek_floor: below which version nothing may be wrapped from now on; never lowered.
+        """
         kept = writer.custody()
-        if kept is None:  # from before there was such a row: what is counted now is there already
-            kept = CustodyRow(self.kek_floor, *writer.in_keeping())
-        else:
-            kept = replace(
-                kept,
-                originals=kept.originals + originals,
-                original_bytes=kept.original_bytes + original_bytes,
-            )
+        if kept is None:  # from before there was such a row: the originals counted now are there already
+            kept = CustodyRow(0, *writer.in_keeping(), holds=0)
+            originals = original_bytes = 0
+        kept = replace(
+            kept,
+            kek_floor=max(kept.kek_floor, kek_floor),
+            originals=kept.originals + originals,
+            original_bytes=kept.original_bytes + original_bytes,
+            holds=kept.holds + holds,
+        )
         writer.put_custody(kept)
         return kept
 
@@ -461,8 +472,23 @@ class Vault:
 
         Raises:
             ShreddedError: they were destroyed.
-            SealBrokenError: they are wrapped under a version that nothing is wrapped under any more.
+            SealBrokenError: they are wrapped under a version that nothing is wrapped under any more, or nobody knows
+                which versions these are.
             KeyringError: the provider does not have the version, or cannot be asked.
+        """
+        if row.wrapped and self.kek_floor is None:
+            raise SealBrokenError(
+                "What this org has in keeping, and its lowest key version, is not what its log knows: nothing opens."
+            )
+        if row.wrapped and row.kek_version < (self.kek_floor or 0):
+            raise SealBrokenError("A session's key is an older copy, from before a rotation: it was put back.")
+        return self.unwrapped_scope(row)
+
+    def unwrapped_scope(self, row: ScopeRow) -> ScopeKeys:
+        """A session's keys, whatever version they are wrapped under; for who looks at that himself.
+
+        Raises:
+            ShreddedError, SealBrokenError, KeyringError: as :meth:`scope_keys`.
         """
         if not row.wrapped:
             raise ShreddedError("This session was shredded: nothing of it can be opened any more.")
@@ -470,8 +496,6 @@ class Vault:
         with self._lock:
             keys = self._scopes.get(place)
         if keys is None:
-            if row.kek_version < self.kek_floor:
-                raise SealBrokenError("A session's key is an older copy, from before a rotation: it was put back.")
             wrapped, closed_tag = _wrapped_of(row)
             key = unwrap_checked(
                 self.around.keys,
@@ -677,10 +701,14 @@ def _opened(around: Surroundings, row: OrgRow) -> Vault:
     )
     keys = org_keys(aux)
     store = around.store.scoped(row, keys.row)
-    with store.peeking(around.policy.limits.store_wait_ms_max) as reader:
-        custody = reader.custody()
-    floor = 0 if custody is None else custody.kek_floor
-    if row.kek_version < floor:
+    floor: int | None
+    try:
+        with store.peeking(around.policy.limits.store_wait_ms_max) as reader:
+            custody = reader.custody()
+        floor = 0 if custody is None else custody.kek_floor
+    except IntegrityError:  # nothing of it is opened, but it can be verified
+        floor = None
+    if floor is not None and row.kek_version < floor:
         raise SealBrokenError("The org's key is an older copy, from before a rotation: it was put back.")
     return Vault(around, row, keys, store, kek_floor=floor)
 

@@ -3,6 +3,7 @@
 import ast
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from evidence_archive.errors import (
     ShreddedError,
 )
 from evidence_archive.keys import FileKeys
+from evidence_archive.ports import CustodyRow
+from evidence_archive.store import sql
+from evidence_archive.store.sql import SqlWriter
 from evidence_archive.testing import FrozenClock
 
 CUSTODIAN = Principal(org="north-clinic", subject="records-office", roles={"custodian"})
@@ -511,11 +515,84 @@ def test_a_quota_of_bytes_counts_originals_before_sealing(desk: Desk, owner: Pri
         session.archive([("r4", "four")])
 
 
+def never_counted(desk: Desk, archive: Archive, principal: Principal) -> None:
+    """As a migration leaves a store of an earlier version."""
+    vault = archive._vault(principal)
+    with vault.store.reading(1_000) as reader:
+        head = replace(reader.head(), custody_version=0)
+    seal = sql._HEAD.values(vault.org, vault._keys.row, head)[-1]
+    desk.execute("DELETE FROM custody")
+    desk.execute("UPDATE audit_heads SET custody_version = 0, seal = ?", seal)
+
+
+def test_what_an_org_has_in_keeping_is_not_believed_where_it_was_removed_or_put_back(
+    desk: Desk, owner: Principal, talk: Conversation
+):
+    """The quota, the number of holds and the lowest key version are in that row."""
+    with desk.open() as archive:
+        session = archived(archive, owner, "case-1", talk)
+        old = desk.execute("SELECT seal, originals, version FROM custody")[0]
+        archive.custody(CUSTODIAN).hold("claim", session_id="case-1")
+        new = desk.execute("SELECT seal, holds, version FROM custody")[0]
+        assert new[1:] == (1, old[2] + 1)
+        desk.execute("UPDATE custody SET seal = ?, holds = 0, version = ?", old[0], old[2])
+        with pytest.raises(SealBrokenError, match="put back"):
+            archive.custody(CUSTODIAN).shred(session_id="case-1")
+        with pytest.raises(BatchRejectedError):
+            session.archive([("r4", "four")])
+        desk.execute("DELETE FROM custody")
+        with pytest.raises(SealBrokenError, match="put back"):
+            archive.custody(CUSTODIAN).shred(session_id="case-1")
+        with desk.open() as later, pytest.raises(SealBrokenError, match="nothing opens"):
+            later.restore("case-1", "r1", principal=owner)
+        codes = {finding.code for finding in archive.custody(CUSTODIAN).verify().findings}
+        assert "custody_missing" in codes
+    assert desk.execute("SELECT count(*) FROM originals") == [(3,)]
+
+
+def test_a_hold_that_was_removed_from_the_database_holds_on(desk: Desk, owner: Principal, talk: Conversation):
+    with desk.open() as archive:
+        archived(archive, owner, "case-1", talk)
+        custody = archive.custody(CUSTODIAN)
+        custody.hold("claim", session_id="case-1", result_id="r1")
+        desk.execute("DELETE FROM holds")
+        for what in ({"session_id": "case-1", "result_id": "r1"}, {"session_id": "case-1"}, {}):
+            with pytest.raises(SealBrokenError, match="a hold was removed"):
+                custody.shred(**what)
+        assert desk.execute("SELECT count(*) FROM originals") == [(3,)]
+        assert {finding.code for finding in custody.verify().findings} == {"hold_missing"}
+
+
+def test_must_fail_control_a_choke_point_that_does_not_count_holds_destroys_what_was_held(
+    desk: Desk, owner: Principal, talk: Conversation, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(SqlWriter, "custody", lambda self: CustodyRow(0, 3, 0, len(self.holds()), 2))
+    with desk.open() as archive:
+        archived(archive, owner, "case-1", talk)
+        custody = archive.custody(CUSTODIAN)
+        custody.hold("claim", session_id="case-1", result_id="r1")
+        desk.execute("DELETE FROM holds")
+        custody.shred(session_id="case-1", result_id="r1")
+        assert desk.execute("SELECT count(*) FROM originals") == [(2,)]
+
+
+def test_a_released_hold_names_its_session_in_the_log(desk: Desk, owner: Principal, talk: Conversation):
+    with desk.open() as archive:
+        archived(archive, owner, "case-1", talk)
+        custody = archive.custody(CUSTODIAN)
+        for what in ({"session_id": "case-1", "result_id": "r1"}, {"session_id": "case-1"}, {}):
+            custody.release(custody.hold("claim", **what).id)
+        entries = archive.audit(principal=CUSTODIAN).entries
+        held = [entry.session_id for entry in entries if entry.event == "hold.placed"]
+        assert held == [entry.session_id for entry in entries if entry.event == "hold.released"]
+        assert held == ["case-1", "case-1", None]
+
+
 def test_what_is_in_keeping_is_counted_anew_where_it_never_was(desk: Desk, owner: Principal, talk: Conversation):
     """A store from before there was a count."""
     with desk.open() as archive:
         session = archived(archive, owner, "case-1", talk)
-        desk.execute("DELETE FROM custody")
+        never_counted(desk, archive, owner)
         session.archive([("r4", "four")])
         assert desk.execute("SELECT originals FROM custody") == [(4,)]
         archive.custody(CUSTODIAN).shred(session_id="case-1", result_id="r4")

@@ -67,7 +67,7 @@ COLUMNS: dict[str, dict[str, str]] = {
     "originals": _all(use="org original_id envelope"),
     "objects": _all(use="org original_id key size_bytes part_bytes state expires_at_us created_at_us seal"),
     "batches": _all(use="org scope_id batch_id request_tag idempotency_key receipt created_at_us seal"),
-    "audit_heads": _all(use="org size frontier last_leaf_hash policy_digest seal"),
+    "audit_heads": _all(use="org size frontier last_leaf_hash policy_digest custody_version seal"),
     "audit_leaves": _all(verify="org seq leaf"),
     "holds": _all(
         use="hold_id scope_id number reason placed_by placed_at_us released_by released_at_us seal", verify="org"
@@ -76,7 +76,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         use="shred_id scope_id number kek_version requested_by requested_at_us completed_at_us seal", verify="org"
     ),
     "checkpoints": {**_all(use="note frontier created_at_us seal", verify="size"), "org": ANCHOR},
-    "custody": _all(use="kek_floor originals original_bytes seal", verify="org"),
+    "custody": _all(use="org kek_floor originals original_bytes holds version seal"),
     "org_names": _all(verify="org name"),
 }
 
@@ -96,7 +96,7 @@ ROWS: dict[str, tuple[str, str, str, str]] = {
     "holds": (VERIFY, USE, USE, VERIFY),
     "shreds": (VERIFY, USE, USE, VERIFY),
     "checkpoints": (ANCHOR, USE, USE, NONE),
-    "custody": (VERIFY, NONE, USE, NO),
+    "custody": (USE, NONE, USE, USE),
     "org_names": (VERIFY, NO, NONE, NONE),
 }
 

@@ -23,6 +23,8 @@ from evidence_archive.errors import (
     WrongKeyError,
 )
 from evidence_archive.keys import EnvironmentKeys, FileKeys, added_version, new_keys
+from evidence_archive.rekeying import Census, Rekeying
+from evidence_archive.store.sql import SqlReader
 
 OFFICER = Principal(org="north-clinic", subject="key-officer", roles={"custodian"})
 LINES = "a line of a log that is long enough\n" * 40
@@ -320,15 +322,16 @@ def test_an_older_key_of_the_org_that_is_put_back_is_refused(desk: Desk, owner: 
         archive.session("case-0", owner)
 
 
+class Slow(FileKeys):
+    """Does not hear of new versions."""
+
+    def current_version(self, org: str) -> int:
+        return 1
+
+
 def test_a_process_from_before_the_rotation_cannot_start_a_session_that_nobody_could_open(
     desk: Desk, owner: Principal
 ):
-    class Slow(FileKeys):
-        """Does not hear of new versions."""
-
-        def current_version(self, org: str) -> int:
-            return 1
-
     with desk.open(keys=Slow(desk.keys)) as old, desk.open() as new:
         filled(old, owner, 2)
         new.custody(OFFICER).rotate()
@@ -423,6 +426,41 @@ def test_keys_are_checked_against_everything_of_an_org(desk: Desk, owner: Princi
         archive.custody(OFFICER)
 
 
+def test_a_session_that_begins_under_the_old_version_while_the_floor_is_to_rise_is_swept_too(
+    desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    """A process that knows only the old version may still begin sessions until the floor has risen."""
+    with desk.open() as archive, desk.open(keys=Slow(desk.keys)) as late:
+        filled(archive, owner, 1)
+        late.session("before", owner)
+        census, begun = Rekeying.census, []
+
+        def raced(self: Rekeying) -> Census:
+            found = census(self)
+            if not begun:
+                begun.append("late")
+                late.session("late", owner)
+            return found
+
+        monkeypatch.setattr(Rekeying, "census", raced)
+        rotation = archive.custody(OFFICER).rotate()
+        assert begun
+        assert set(rotation.census.counts) == {2}
+        assert rotation.census.floor == 2
+    with desk.open() as archive:
+        archive.session("late", owner)
+
+
+def test_must_fail_control_a_floor_that_rises_without_another_look_loses_a_session(
+    desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(SqlReader, "scopes_below", lambda self, version: 0)
+    with pytest.raises((AssertionError, SealBrokenError)):
+        test_a_session_that_begins_under_the_old_version_while_the_floor_is_to_rise_is_swept_too(
+            desk, owner, monkeypatch
+        )
+
+
 def test_every_act_on_keys_is_in_the_log(desk: Desk, owner: Principal):
     with desk.open() as archive:
         filled(archive, owner, 1)
@@ -434,5 +472,6 @@ def test_every_act_on_keys_is_in_the_log(desk: Desk, owner: Principal):
         ]
         assert acts[1:] == [
             ("key.rotated", "key-officer", {"version": 2}),
+            ("key.floor", "key-officer", {"version": 2}),
             ("key.retired", "key-officer", {"version": 1}),
         ]

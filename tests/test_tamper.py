@@ -83,7 +83,7 @@ FOUND: dict[str, dict[str, tuple[str, frozenset[str]]]] = {
     },
     "audit_heads": {
         **_all("org", "audit", AUDIT, SEAL),
-        **_all("size frontier last_leaf_hash policy_digest seal", "audit", SEAL),
+        **_all("size frontier last_leaf_hash policy_digest custody_version seal", "audit", SEAL),
     },
     "audit_leaves": {
         **_all("org seq leaf", "audit", "finding", AUDIT, SEAL),
@@ -650,8 +650,9 @@ LOG_ATTACKS: dict[str, list[str]] = {
     "the head removed": ["DELETE FROM audit_heads WHERE org = :org"],
     "the head of another org": [
         (
-            "UPDATE audit_heads SET (size, frontier, last_leaf_hash, policy_digest, seal) = (SELECT size, frontier,"
-            " last_leaf_hash, policy_digest, seal FROM audit_heads WHERE org = 'south-clinic') WHERE org = :org"
+            "UPDATE audit_heads SET (size, frontier, last_leaf_hash, policy_digest, custody_version, seal) = (SELECT"
+            " size, frontier, last_leaf_hash, policy_digest, custody_version, seal FROM audit_heads"
+            " WHERE org = 'south-clinic') WHERE org = :org"
         ),
     ],
 }
@@ -675,7 +676,7 @@ def test_an_old_head_put_back_alone_is_found_by_the_next_writer_and_by_the_repor
         old = straight.execute("SELECT * FROM audit_heads WHERE org = ?", (NORTH.org,)).fetchone()
     assert use(desk, world, "restore") == "as it was"  # the log grows
     with closing(sqlite3.connect(desk.database, isolation_level=None)) as straight:
-        straight.execute("REPLACE INTO audit_heads VALUES (?, ?, ?, ?, ?, ?)", old)
+        straight.execute("REPLACE INTO audit_heads VALUES (?, ?, ?, ?, ?, ?, ?)", old)
     assert use(desk, world, "restore") == AUDIT, "nothing is released that the log cannot take"
     assert use(desk, world, "audit") == "finding"
 

@@ -24,10 +24,12 @@ __all__ = [
     "HOLD_PLACED",
     "HOLD_RELEASED",
     "KEY_CREATED",
+    "KEY_FLOOR",
     "KEY_RETIRED",
     "KEY_ROTATED",
     "LABEL_SET",
     "LEAF_BYTES_MAX",
+    "LOG_REANCHORED",
     "POLICY_LOADED",
     "RESTORE_DENIED",
     "RESTORE_FAILED",
@@ -58,6 +60,7 @@ SESSION_SUSPENDED = "session.suspended"
 SESSION_RESUMED = "session.resumed"
 LABEL_SET = "label.set"
 KEY_ROTATED = "key.rotated"
+KEY_FLOOR = "key.floor"
 KEY_RETIRED = "key.retired"
 HOLD_PLACED = "hold.placed"
 HOLD_RELEASED = "hold.released"
@@ -69,6 +72,7 @@ EVIDENCE_EXPORTED = "evidence.exported"
 BACKUP_MADE = "backup.made"
 BACKUP_RESTORED = "backup.restored"
 CUSTODY_DENIED = "custody.denied"
+LOG_REANCHORED = "log.reanchored"
 
 EVENTS = frozenset(
     {
@@ -85,6 +89,7 @@ EVENTS = frozenset(
         SESSION_RESUMED,
         LABEL_SET,
         KEY_ROTATED,
+        KEY_FLOOR,
         KEY_RETIRED,
         HOLD_PLACED,
         HOLD_RELEASED,
@@ -96,6 +101,7 @@ EVENTS = frozenset(
         BACKUP_MADE,
         BACKUP_RESTORED,
         CUSTODY_DENIED,
+        LOG_REANCHORED,
     }
 )
 """Every event this version writes; it reads others, so that a newer log can still be verified."""

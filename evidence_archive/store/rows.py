@@ -35,6 +35,9 @@ class Shape(Generic[R]):
         assert columns[0] == "org"  # noqa: S101 - a property of the code, checked when the module loads
         assert columns[-1] == "seal"  # noqa: S101
         self.fields = tuple(columns[1:-1])
+        self._added = [column.info["unsealed_while"] for column in table.c if "unsealed_while" in column.info]
+        added = ["unsealed_while" in column.info for column in table.c][:-1]
+        assert added == sorted(added)  # noqa: S101 - only the last ones can be left out of a seal
         self._read: Any = attrgetter(*self.fields)
         self._name = table.name.encode()
         self._types: tuple[frozenset[type], ...] = tuple(
@@ -50,8 +53,20 @@ class Shape(Generic[R]):
 
     def values(self, org: str, row_key: bytes, row: R) -> tuple[Any, ...]:
         """The row as the table's columns in order, sealed anew."""
-        fields = self._read(row)
-        return (org, *fields, row_seal(row_key, self._name, (org, *fields)))
+        values = (org, *self._read(row))
+        return (*values, row_seal(row_key, self._name, self._sealed(values)))
+
+    def _sealed(self, values: Sequence[Any]) -> Sequence[Any]:
+        """What the seal covers: all values without the last added columns that have their defaults.
+
+        A row from before such a column keeps its seal, and no two rows have the same values covered.
+        """
+        end = len(values)
+        for default in reversed(self._added):
+            if values[end - 1] != default:
+                break
+            end -= 1
+        return values[:end]
 
     def opened(self, row_key: bytes, stored: Sequence[Any]) -> R:
         """The row, once its types and its seal hold.
@@ -60,13 +75,13 @@ class Shape(Generic[R]):
             SealBrokenError: a column is not of its type, or the seal does not verify.
         """
         row = self.unchecked(stored)
-        check_row_seal(row_key, self._name, stored[:-1], stored[-1])
+        check_row_seal(row_key, self._name, self._sealed(stored[:-1]), stored[-1])
         return row
 
     def is_sealed(self, row_key: bytes, stored: Sequence[Any]) -> bool:
         """Whether the seal of a row of the right types holds."""
         try:
-            check_row_seal(row_key, self._name, stored[:-1], stored[-1])
+            check_row_seal(row_key, self._name, self._sealed(stored[:-1]), stored[-1])
         except SealBrokenError:
             return False
         return True

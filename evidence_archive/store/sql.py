@@ -58,6 +58,7 @@ _SHRED = Shape(t.SHREDS, ShredRow, "shred_id")
 _CHECKPOINT = Shape(t.CHECKPOINTS, CheckpointRow, "size")
 _CUSTODY = Shape(t.CUSTODY, CustodyRow)
 
+_NO_HEAD = "The audit log of this org has no head: it was removed outside this library."
 _ORG_REMOVED = "The row of this org was removed outside this library: put it back."
 _STORED, _ARCHIVED = "stored", "archived"
 _STAMP_BYTES = 16
@@ -247,7 +248,22 @@ _SELECT_CHECKPOINT = _Statement(
     "org",
     "count",
 )
-_SELECT_CUSTODY = _select(t.CUSTODY)
+_SELECT_CUSTODY = _Statement(
+    select(t.AUDIT_HEADS, t.CUSTODY)
+    .join_from(t.AUDIT_HEADS, t.CUSTODY, t.AUDIT_HEADS.c.org == t.CUSTODY.c.org, isouter=True)
+    .where(t.AUDIT_HEADS.c.org == bindparam("org")),
+    "org",
+)
+_COUNT_BELOW = _Statement(
+    select(func.count()).where(
+        _K.org == bindparam("org"),
+        _K.kek_version < bindparam("kek_version"),
+        _K.wrapped != bindparam("nothing", type_=LargeBinary),
+    ),
+    "org",
+    "kek_version",
+    "nothing",
+)
 _COUNT_KEPT = _Statement(
     select(func.count(), func.coalesce(func.sum(_R.size_bytes), 0)).where(
         _R.org == bindparam("org"), _R.state == bindparam("archived"), _R.original_id.is_not(None)
@@ -400,6 +416,10 @@ class SqlReader:
         """Up to ``count`` scope keys with ids above ``after``, by id."""
         return [_SCOPE.opened(self._row_key, row) for row in self._all(_SELECT_SCOPES, after, count)]
 
+    def scopes_below(self, kek_version: int) -> int:
+        """How many session keys are wrapped under an older version; no seal is checked."""
+        return int(self._one(_COUNT_BELOW, kek_version, b"")[0])
+
     def expired(self, now_us: int, count: int) -> list[ResultRow]:
         """Up to ``count`` archived results whose retention is over, the longest over first."""
         return [_RESULT.opened(self._row_key, row) for row in self._all(_SELECT_EXPIRED, now_us, _ARCHIVED, count)]
@@ -422,9 +442,24 @@ class SqlReader:
         return [_CHECKPOINT.opened(self._row_key, row) for row in self._all(_SELECT_CHECKPOINTS, after, count)]
 
     def custody(self) -> CustodyRow | None:
-        """What the org has in keeping; ``None`` where that was never counted."""
-        row = self._one(_SELECT_CUSTODY)
-        return None if row is None else _CUSTODY.opened(self._row_key, row)
+        """What the org has in keeping, as the head of the log knows it; ``None`` where that was never counted.
+
+        Raises:
+            SealBrokenError: the row was removed, or is an older one that was put back.
+            AuditBrokenError: the head is gone.
+        """
+        found = self._one(_SELECT_CUSTODY)
+        if found is None:
+            raise AuditBrokenError(_NO_HEAD)
+        at = len(t.AUDIT_HEADS.c)
+        head = _HEAD.opened(self._row_key, found[:at])
+        row = None if found[at] is None else _CUSTODY.opened(self._row_key, found[at:])
+        if (0 if row is None else row.version) != self._custody_version(head):
+            raise SealBrokenError("What this org has in keeping is not what its log knows: the row was put back.")
+        return row
+
+    def _custody_version(self, stored: HeadRow) -> int:
+        return stored.custody_version
 
     def in_keeping(self) -> tuple[int, int]:
         """How many originals can be restored, and their bytes, counted anew; no seal is checked."""
@@ -453,7 +488,7 @@ class SqlReader:
         """
         row = self._one(_LOCK_HEAD if lock else _SELECT_HEAD)
         if row is None:
-            raise AuditBrokenError("The audit log of this org has no head: it was removed outside this library.")
+            raise AuditBrokenError(_NO_HEAD)
         return _HEAD.opened(self._row_key, row)
 
     def leaves(self, start: int, count: int) -> list[tuple[int, bytes]]:
@@ -484,6 +519,7 @@ class SqlWriter(SqlReader):
     ) -> None:
         super().__init__(engine, connection, org, row_key)
         self._head = head
+        self._head_waits = False
 
     def _many(self, statement: _Statement, rows: Sequence[Any]) -> int:
         """Run a statement for every row; how many rows changed."""
@@ -585,8 +621,19 @@ class SqlWriter(SqlReader):
         """A signed head; nothing where one of this size is there already."""
         self._many(_INSERT_CHECKPOINT, [_CHECKPOINT.values(self._org, self._row_key, row)])
 
+    def _custody_version(self, stored: HeadRow) -> int:
+        return stored.custody_version if self._head is None else self._head.custody_version
+
     def put_custody(self, row: CustodyRow) -> None:
-        """What the org has in keeping, in the place of what was there."""
+        """What the org has in keeping, in the place of what was there; the head of the log gets its new version.
+
+        Raises:
+            StoreError: the transaction did not lock the log.
+        """
+        head = self._locked()
+        head.custody_version += 1
+        row.version = head.custody_version
+        self._head_waits = True
         if not self._many(_UPDATES[_CUSTODY], [_CUSTODY.values(self._org, self._row_key, row)]):
             self._insert(_CUSTODY, [row])
 
@@ -609,9 +656,7 @@ class SqlWriter(SqlReader):
         Raises:
             StoreError: the transaction did not lock the log.
         """
-        head = self._head
-        if head is None:
-            raise StoreError("This transaction did not lock the audit log.")
+        head = self._locked()
         frontier = Frontier.from_bytes(head.size, head.frontier)
         rows = []
         for build in leaves:
@@ -626,7 +671,19 @@ class SqlWriter(SqlReader):
         if policy_digest is not None:
             head.policy_digest = policy_digest
         self._many(_INSERT_LEAF, rows)
-        self._update(_HEAD, [head])
+        self._head_waits = True
+        self.settle()
+
+    def _locked(self) -> HeadRow:
+        if self._head is None:
+            raise StoreError("This transaction did not lock the audit log.")
+        return self._head
+
+    def settle(self) -> None:
+        """The head as this transaction changed it, written; asked before the commit."""
+        if self._head is not None and self._head_waits:
+            self._update(_HEAD, [self._head])
+            self._head_waits = False
 
 
 class SqlOrgStore:
@@ -659,7 +716,9 @@ class SqlOrgStore:
         with self._engine.writing(wait_ms, self._org) as connection:
             reader = SqlReader(self._engine, connection, self._org, self._row_key)
             head = _locked_head(reader) if audited else None
-            yield SqlWriter(self._engine, connection, self._org, self._row_key, head)
+            writer = SqlWriter(self._engine, connection, self._org, self._row_key, head)
+            yield writer
+            writer.settle()
 
 
 def _locked_head(reader: SqlReader) -> HeadRow:

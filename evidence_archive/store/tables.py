@@ -73,6 +73,12 @@ def _int(*, key: bool = False, null: bool = False, unsealed_because: str | None 
     )
 
 
+def _added_int() -> Any:
+    """A column that a migration added to sealed rows: 0 in those, and left out of the seal while it is."""
+    kind = BigInteger().with_variant(Integer, "sqlite")
+    return Field(sa_column=Column(kind, nullable=False, server_default="0", info={"unsealed_while": 0}))
+
+
 _IS_SEAL = "it is the seal"
 _STRICT = {"sqlite_strict": True, "sqlite_with_rowid": False}
 _STRICT_ROWID = {"sqlite_strict": True}
@@ -235,6 +241,7 @@ class AuditHead(SQLModel, table=True):
     frontier: bytes = _bytes()
     last_leaf_hash: bytes = _bytes()
     policy_digest: str | None = _text(null=True)
+    custody_version: int = _added_int()
     seal: bytes = _bytes(unsealed_because=_IS_SEAL)
 
 
@@ -295,7 +302,10 @@ class CheckpointRecord(SQLModel, table=True):
 
 
 class CustodyRecord(SQLModel, table=True):
-    """What an org has in keeping, and below which version no wrapped key is believed."""
+    """What an org has in keeping, and below which version no wrapped key is believed.
+
+    The head of the log holds its version, so that an older row is not believed.
+    """
 
     __tablename__ = "custody"
     __table_args__ = _STRICT
@@ -303,6 +313,8 @@ class CustodyRecord(SQLModel, table=True):
     kek_floor: int = _int()
     originals: int = _int()
     original_bytes: int = _int()
+    holds: int = _int()
+    version: int = _int()
     seal: bytes = _bytes(unsealed_because=_IS_SEAL)
 
 

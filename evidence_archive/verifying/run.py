@@ -248,6 +248,13 @@ class Run:
     def _check_head(self, table: str, place: str, size: int, root: bytes) -> None:
         """A signed head with the log: it has to be as long, and to begin with just this."""
         kept = "An anchor knows" if table == "anchor" else "There is"
+        if table == "anchor" and (size, root) in self._log.given_up:
+            sentence = (
+                f"An anchor knows a signed head of {size} entries that was given up when the log was put back and "
+                "anchored anew: its entry log.reanchored says when."
+            )
+            self._add("reanchored", table, place, sentence)
+            return
         if size > self._log.size:
             sentence = f"{kept} a signed head of {size} entries, and the log has {self._log.size}: it was put back."
             self._add("rolled_back", table, place, sentence)
@@ -287,20 +294,19 @@ class Run:
     def _check_custody(self) -> None:
         with self._surveying() as survey:
             self._log.read_on(survey)
-            seen = survey.one(CustodyRow)
+            head, seen = survey.one(HeadRow), survey.one(CustodyRow)
             kept = survey.in_keeping()
-            first = survey.rows(CheckpointRow, None, 0, 1)
         self._in_keeping = kept[0]
+        known = None if head is None or head.row is None else head.row.custody_version
         if seen is None:
-            # A store of an earlier version has none before its first batch under this one, which signs heads and
-            # writes the entries of custody.
-            size = first[0].row.size if first and first[0].row is not None else self._log.size + 1
-            since = min(size, self._log.first_of_custody)
-            if since <= self._log.last_batch or self._log.org_shredded or self._log.shreds:
+            if known:  # a store of an earlier version has none before its first batch under this one
                 sentence = "The row that counts what the org has in keeping is gone, and the version floor with it."
                 self._add("custody_missing", "custody", self._org, sentence)
             return
         self._findings.row("custody", self._org, seen)
+        if seen.row is not None and known is not None and seen.row.version != known:
+            sentence = "The row that counts what the org has in keeping is another than the log's head knows."
+            self._add("custody_differs", "custody", self._org, sentence)
         if seen.row is not None and (seen.row.originals, seen.row.original_bytes) != kept:
             sentence = (
                 f"The org counts {seen.row.originals} originals of {seen.row.original_bytes} bytes in keeping; "
@@ -414,7 +420,7 @@ class Run:
             return None
         vault.forget_scope(scope.scope_id)  # a key that is only in memory would say nothing about the provider
         try:
-            keys = vault.scope_keys(scope)
+            keys = vault.unwrapped_scope(scope)
         except SealBrokenError:
             sentence = "The key of this session does not open: it was changed, or put back from before a rotation."
             problems.add("key_unopened", "scope_keys", session.id, sentence)

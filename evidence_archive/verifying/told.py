@@ -8,7 +8,7 @@ from evidence_archive.errors import AuditBrokenError, FormatError, IntegrityErro
 from evidence_archive.model import parse_result_id
 from evidence_archive.ports import HeadRow, Seen, Survey
 from evidence_archive.proof import leaf as audit
-from evidence_archive.proof.merkle import EMPTY_ROOT, SIZE_MAX, Frontier, leaf_hash
+from evidence_archive.proof.merkle import EMPTY_ROOT, Frontier, leaf_hash
 from evidence_archive.vault import LEAVES_PER_READ
 from evidence_archive.verifying.findings import Findings, key_text
 
@@ -23,19 +23,6 @@ _OF_A_SESSION = frozenset(
         audit.LABEL_SET,
         audit.SESSION_SUSPENDED,
         audit.SESSION_RESUMED,
-    }
-)
-
-
-_OF_CUSTODY = frozenset(
-    {
-        audit.HOLD_PLACED,
-        audit.RETENTION_EXTENDED,
-        audit.KEY_ROTATED,
-        audit.KEY_RETIRED,
-        audit.SHRED_REQUESTED,
-        audit.STORE_VERIFIED,
-        audit.CUSTODY_DENIED,
     }
 )
 
@@ -100,8 +87,8 @@ class Log:
         self.shreds: dict[str, ToldShred] = {}
         self.org_shredded = False
         self.policy_digest: str | None = None
-        self.last_batch = -1
-        self.first_of_custody = SIZE_MAX
+        self.given_up: set[tuple[int, bytes]] = set()
+        """Size and root of the heads at anchors that were given up when the log was anchored anew."""
         self._org = org
         self._findings = findings
         self._head: HeadRow | None = None
@@ -194,12 +181,12 @@ class Log:
         Raises:
             ValueError, TypeError, KeyError, FormatError: its details are not those of its event.
         """
-        if entry.event in _OF_CUSTODY:
-            self.first_of_custody = min(self.first_of_custody, entry.seq)
         if entry.event == audit.POLICY_LOADED:
             self.policy_digest = entry.policy_digest
         elif entry.event in (audit.HOLD_PLACED, audit.HOLD_RELEASED):
             self._index_hold(entry)
+        elif entry.event == audit.LOG_REANCHORED:
+            self.given_up |= {(int(head["size"]), bytes.fromhex(head["root"])) for head in entry.details["heads"]}
         elif entry.event in (audit.SHRED_REQUESTED, audit.SHRED_COMPLETED):
             self._index_shred(entry)
         elif entry.event in _OF_A_SESSION and entry.session_id is not None:
@@ -213,7 +200,6 @@ class Log:
             case audit.BATCH_ACCEPTED:
                 logged_batch(entry)
                 told.batches[str(entry.batch_id)] = entry.seq
-                self.last_batch = entry.seq
             case audit.RESTORE_GRANTED:
                 told.restores += 1
             case audit.RETENTION_EXTENDED:

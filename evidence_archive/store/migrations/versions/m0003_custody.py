@@ -71,6 +71,8 @@ def upgrade() -> None:
         sa.Column("kek_floor", _integer(), nullable=False),
         sa.Column("originals", _integer(), nullable=False),
         sa.Column("original_bytes", _integer(), nullable=False),
+        sa.Column("holds", _integer(), nullable=False),
+        sa.Column("version", _integer(), nullable=False),
         sa.Column("seal", sa.LargeBinary(), nullable=False),
         sqlite_strict=True,
         sqlite_with_rowid=False,
@@ -82,6 +84,7 @@ def upgrade() -> None:
         sqlite_strict=True,
         sqlite_with_rowid=False,
     )
+    _add_custody_version()
     # One result names an original. SQLite takes an index that is not unique for no better than the org alone.
     op.drop_index("ix_results_original", "results")
     op.create_index("ix_results_original", "results", ["org", "original_id"], unique=True)
@@ -89,6 +92,30 @@ def upgrade() -> None:
     _list_orgs()
     for table in ("holds", "shreds", "checkpoints", "custody", "org_names"):
         wall_by_org(table)
+
+
+def _add_custody_version() -> None:
+    """The column before the seal. A table of a server keeps its owner and grants: there it stands last."""
+    added = sa.Column("custody_version", _integer(), nullable=False, server_default="0")
+    if op.get_bind().dialect.name == "postgresql":
+        op.add_column("audit_heads", added)
+        return
+    op.rename_table("audit_heads", "audit_heads_before")
+    op.create_table(
+        "audit_heads",
+        sa.Column("org", _text(), primary_key=True, nullable=False),
+        sa.Column("size", _integer(), nullable=False),
+        sa.Column("frontier", sa.LargeBinary(), nullable=False),
+        sa.Column("last_leaf_hash", sa.LargeBinary(), nullable=False),
+        sa.Column("policy_digest", _text(), nullable=True),
+        added,
+        sa.Column("seal", sa.LargeBinary(), nullable=False),
+        sqlite_strict=True,
+        sqlite_with_rowid=False,
+    )
+    names = "org, size, frontier, last_leaf_hash, policy_digest, seal"
+    op.execute(f"INSERT INTO audit_heads ({names}) SELECT {names} FROM audit_heads_before")  # noqa: S608 - our own names
+    op.drop_table("audit_heads_before")
 
 
 def _list_orgs() -> None:
