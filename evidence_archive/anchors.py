@@ -40,7 +40,7 @@ class FileAnchor:
         return "file"
 
     def publish(self, origin: str, size: int, note: str) -> None:
-        """Appends the head and syncs the file, one writer at a time.
+        """Appends the head and syncs the file, one writer at a time; not one that is the newest already.
 
         Raises:
             StoreUnavailableError: the file cannot be written.
@@ -48,6 +48,8 @@ class FileAnchor:
         line = json.dumps({"origin": origin, "size": size, "note": note}, ensure_ascii=True) + "\n"
         with self._opened(os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            if self.latest(origin) == note:
+                return
             # A line that a crash cut off must not take this one with it.
             end = os.lseek(file, 0, os.SEEK_END)
             torn = end > 0 and os.pread(file, 1, end - 1) != b"\n"

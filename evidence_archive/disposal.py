@@ -8,7 +8,8 @@ An old copy of the store still holds the keys, wrapped: a shred is ``pending`` u
 key-encryption key that ever wrapped them is destroyed at the provider, and ``complete`` only then.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from evidence_archive.batch import REASON_CHARS_MAX
@@ -37,7 +38,7 @@ from evidence_archive.proof import leaf as audit
 from evidence_archive.sealing.keyring import close_original, unwrap, wrap
 from evidence_archive.vault import SESSIONS_PER_READ, SHREDDED, ScopeKeys, Vault, asked_session, part_context
 
-__all__ = ["Disposal", "Due", "Hold", "Shred"]
+__all__ = ["Disposal", "Due", "Earlier", "Hold", "Shred"]
 
 DUE_MAX = 10_000
 """Most originals that one run looks at whose retention is over."""
@@ -120,17 +121,33 @@ class Due:
     held: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """An act that a store which was put back has lost, and that is done again.
+
+    Args:
+        subject, time_us: who did it, and when.
+        seq: the place of its entry in the log that was lost.
+    """
+
+    subject: str
+    time_us: int
+    seq: int
+
+
 class Disposal:
     """Holds, retention and shredding of one org.
 
     Args:
         vault: the org's keys, store and log.
         principal: who acts; already permitted.
+        earlier: the act that is done again; rows and entries keep who did it first.
     """
 
-    def __init__(self, vault: Vault, principal: Principal) -> None:
+    def __init__(self, vault: Vault, principal: Principal, earlier: Earlier | None = None) -> None:
         self._vault = vault
         self._principal = principal
+        self._earlier = earlier
 
     # --- holds ----------------------------------------------------------------------------------------------------
 
@@ -182,7 +199,8 @@ class Disposal:
                 raise NotAvailableError
             if row.released_at_us is not None:
                 raise FormatError("This hold was released before.")
-            row = replace(row, released_by=self._principal.subject, released_at_us=self._vault.around.clock.now_us())
+            by, at_us = self._done_first()
+            row = replace(row, released_by=by, released_at_us=at_us)
             session_id = None if row.scope_id is None else names.get(row.scope_id)
             writer.update_holds([row])
             self._append(writer, audit.HOLD_RELEASED, session_id, row.number, {"hold": hold_id})
@@ -308,12 +326,11 @@ class Disposal:
             StoreBusyError: other processes keep giving the session new keys.
         """
         number = _asked_number(session_id, result_id)
-        for left in reversed(range(_TRIES_MAX)):
-            found = self._once(session_id, number or 0)
-            if found is not None:
-                return found
-            if not left:
-                break
+        with self._refusals(session_id, number):
+            for _ in range(_TRIES_MAX):
+                found = self._once(session_id, number or 0)
+                if found is not None:
+                    return found
         raise StoreBusyError("The session's key changed while an original was shredded: try again.")
 
     def _once(self, session_id: str, number: int) -> Shred | None:
@@ -397,7 +414,8 @@ class Disposal:
             self._append(writer, audit.SHRED_REQUESTED, session_id, None, {"shred": shred_id.hex()})
             return self._shred(row, session_id, originals=len(roots)), scope.scope_id
 
-        done, scope_id = self._vault.transact(shredded)
+        with self._refusals(session_id, None):
+            done, scope_id = self._vault.transact(shredded)
         self._vault.forget_scope(scope_id)
         self._swept()
         return done
@@ -437,15 +455,14 @@ class Disposal:
             writer.update_org(replace(vault.row, aux_wrapped=b""))
             return originals, objects
 
-        originals, objects = vault.transact(shredded)
+        with self._refusals(None, None):
+            originals, objects = vault.transact(shredded)
         vault.closed = True
         vault.store.scrub()
         for key in objects:
             vault.objects.delete(key)
-        now_us = vault.around.clock.now_us()
         version = vault.row.kek_version
-        status = self._status(version)
-        return Shred("", None, None, status, version, originals, self._principal.subject, now_us)
+        return Shred("", None, None, self._status(version), version, originals, *self._done_first())
 
     def shreds(self) -> list[Shred]:
         """All shreds of originals and sessions, by time; one that is found complete is recorded as such."""
@@ -458,6 +475,7 @@ class Disposal:
             for row in rows
             if row.completed_at_us is None and self._status(row.kek_version) == "complete"
         ]
+        names = self._session_names(rows)
         if done:
 
             def completed(writer: Writer) -> None:
@@ -466,11 +484,11 @@ class Disposal:
                 writer.update_shreds(fresh)
                 for row in fresh:
                     details = {"shred": row.shred_id.hex()}
-                    self._append(writer, audit.SHRED_COMPLETED, None, row.number, details)
+                    session_id = names.get(row.scope_id or b"")
+                    self._append(writer, audit.SHRED_COMPLETED, session_id, row.number, details)
 
             vault.transact(completed)
         settled = {row.shred_id: row for row in done}
-        names = self._session_names(rows)
         return [
             self._shred(settled.get(row.shred_id, row), names.get(row.scope_id or b"", "?"), originals=0)
             for row in rows
@@ -484,6 +502,16 @@ class Disposal:
                 if not one.held:
                     self.shred_original(one.session_id, one.result_id)
         return due
+
+    @contextmanager
+    def _refusals(self, session_id: str | None, number: int | None) -> Iterator[None]:
+        """What a hold or a retention refuses in this block is in the log."""
+        try:
+            yield
+        except (HeldError, RetentionError) as error:
+            why = {"why": "held" if isinstance(error, HeldError) else "retention"}
+            self._vault.transact(lambda writer: self._append(writer, audit.SHRED_REFUSED, session_id, number, why))
+            raise
 
     # --- pieces -----------------------------------------------------------------------------------------------------
 
@@ -544,13 +572,14 @@ class Disposal:
         return replace(row, closed=closed, part=part, version=version)
 
     def _shred_row(self, shred_id: bytes, scope_id: bytes, number: int | None, scope: ScopeRow) -> ShredRow:
+        by, at_us = self._done_first()
         return ShredRow(
             shred_id=shred_id,
             scope_id=scope_id,
             number=number,
             kek_version=scope.kek_version,
-            requested_by=self._principal.subject,
-            requested_at_us=self._vault.around.clock.now_us(),
+            requested_by=by,
+            requested_at_us=at_us,
         )
 
     def _shred(self, row: ShredRow, session_id: str, *, originals: int) -> Shred:
@@ -575,8 +604,16 @@ class Disposal:
     def _append(
         self, writer: Writer, event: str, session_id: str | None, number: int | None, details: Mapping[str, object]
     ) -> None:
-        told = details if number is None else {**details, "result": format_result_id(number)}
+        told = {**details} if number is None else {**details, "result": format_result_id(number)}
+        if self._earlier is not None:
+            told |= {"replayed": self._earlier.seq, "requested_by": self._earlier.subject}
         writer.append([self._vault.leaf(event, self._principal.subject, session_id=session_id, details=told)])
+
+    def _done_first(self) -> tuple[str, int]:
+        """Who did it, and when: now, unless it is done again."""
+        if self._earlier is not None:
+            return self._earlier.subject, self._earlier.time_us
+        return self._principal.subject, self._vault.around.clock.now_us()
 
     def _swept(self) -> None:
         """What was destroyed leaves the files, as far as the engine can, and the object store."""

@@ -201,7 +201,9 @@ class Proving:
             if type(seq) is not int or not 0 <= seq < reader.head().size:
                 raise NotAvailableError
             signed = reader.checkpoint()
-        note = signed.note if signed is not None and signed.size > seq else self.checkpoint()
+        # With anchors it is signed and handed to them all the same: what is proven is held outside as well.
+        is_signed = signed is not None and signed.size > seq and not self._anchors
+        note = signed.note if signed is not None and is_signed else self.checkpoint()
         size = open_checkpoint(note, self._vault.signer.verifier).size
         with self._vault.store.reading(self._vault.store_wait_ms) as reader:
             path = inclusion_proof((leaf_hash(data) for _, data in leaves_of(reader, size)), seq, size)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
-from evidence_archive.disposal import Disposal
+from evidence_archive.disposal import Disposal, Earlier
 from evidence_archive.errors import (
     AuditBrokenError,
     EvidenceArchiveError,
@@ -432,7 +432,11 @@ class _Replaying:
     def __init__(self, vault: Vault, principal: Principal) -> None:
         self._vault = vault
         self._principal = principal
-        self._disposal = Disposal(vault, principal)
+
+    def _again(self, entry: audit.Leaf) -> Disposal:
+        """What does an act once more, in the name of who did it first."""
+        first = str(entry.details.get("requested_by", entry.subject))
+        return Disposal(self._vault, self._principal, Earlier(first, entry.time_us, entry.seq))
 
     def hold(self, act: Act) -> str:
         """The hold under its own ID, so that a release finds it."""
@@ -471,7 +475,7 @@ class _Replaying:
     def release(self, act: Act) -> str:
         """The hold, released."""
         try:
-            self._disposal.release(act.entry.details["hold"])
+            self._again(act.entry).release(act.entry.details["hold"])
         except FormatError:
             return "already"
         return ""
@@ -484,16 +488,17 @@ class _Replaying:
             found = reader.find(session_id, number)
         if found is not None and (found[2].retention_until_us or -1) >= until_us:
             return "already"
-        self._disposal.retain(session_id, format_result_id(number), until_us)
+        self._again(act.entry).retain(session_id, format_result_id(number), until_us)
         return ""
 
     def shred(self, act: Act) -> str:
         """The original, the session or the org, destroyed by the way of all that is destroyed."""
         session_id, result_id = act.entry.session_id, act.entry.details.get("result")
+        disposal = self._again(act.entry)
         if session_id is None:
-            self._disposal.shred_org()
+            disposal.shred_org()
         elif result_id is None:
-            self._disposal.shred_session(session_id)
+            disposal.shred_session(session_id)
         else:
-            self._disposal.shred_original(session_id, result_id)
+            disposal.shred_original(session_id, result_id)
         return ""

@@ -40,6 +40,7 @@ __all__ = [
     "SESSION_RESUMED",
     "SESSION_SUSPENDED",
     "SHRED_COMPLETED",
+    "SHRED_REFUSED",
     "SHRED_REQUESTED",
     "STORE_VERIFIED",
     "Leaf",
@@ -67,6 +68,7 @@ HOLD_RELEASED = "hold.released"
 RETENTION_EXTENDED = "retention.extended"
 SHRED_REQUESTED = "shred.requested"
 SHRED_COMPLETED = "shred.completed"
+SHRED_REFUSED = "shred.refused"
 STORE_VERIFIED = "store.verified"
 EVIDENCE_EXPORTED = "evidence.exported"
 BACKUP_MADE = "backup.made"
@@ -96,6 +98,7 @@ EVENTS = frozenset(
         RETENTION_EXTENDED,
         SHRED_REQUESTED,
         SHRED_COMPLETED,
+        SHRED_REFUSED,
         STORE_VERIFIED,
         EVIDENCE_EXPORTED,
         BACKUP_MADE,

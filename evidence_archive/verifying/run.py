@@ -107,6 +107,7 @@ class Run:
         self._salt = os.urandom(16)
         self._drew = False
         self._kek_floor = 0
+        self._anchored: int | None = None
         self._in_keeping = 0
         self._visited: set[str] = set()
         self._progress: Progress = lambda phase, done, total: None
@@ -155,6 +156,12 @@ class Run:
         self._counts["entries"] = log.entries
         if not log.entries:
             self._add("nothing_checked", "audit_leaves", self._org, "The log has no entry: nothing was checked.")
+        if not self._counts["anchors"]:
+            self._unchecked.append("No anchor was asked: an older copy of everything would not be noticed.")
+        elif self._anchored is not None and self._anchored < log.size:
+            self._unchecked.append(
+                f"The anchors know the first {self._anchored} of {log.size} entries, and no others would be missed."
+            )
         if self._counts["left_out"]:
             self._unchecked.append(f"The bytes of {self._counts['left_out']} originals were left out, as asked for.")
         return VerifyReport(
@@ -213,6 +220,7 @@ class Run:
             head = self._head_of(note, origin, "anchor", place)
             if head is not None:
                 found.append(("anchor", place, *head))
+                self._anchored = max(self._anchored or 0, head[0])
         return found
 
     def _heads_of_store(self, origin: str | None) -> list[tuple[str, str, int, bytes]]:

@@ -220,7 +220,7 @@ class Log:
                 entry.session_id, _number_in(entry.details), str(entry.details.get("placed_by", entry.subject))
             )
         elif name in self.holds:
-            self.holds[name].released_by = entry.subject
+            self.holds[name].released_by = _done_by(entry)
 
     def _index_shred(self, entry: audit.Leaf) -> None:
         if entry.event == audit.SHRED_REQUESTED and entry.session_id is None:
@@ -233,11 +233,16 @@ class Log:
             return
         number = _number_in(entry.details)
         told = self.sessions.setdefault(str(entry.session_id), Told())
-        self.shreds[name] = ToldShred(str(entry.session_id), number, entry.subject)
+        self.shreds[name] = ToldShred(str(entry.session_id), number, _done_by(entry))
         if number is None:
             told.shredded = True
         else:
             told.shredded_numbers.add(number)
+
+
+def _done_by(entry: audit.Leaf) -> str:
+    """Who did something first, where it was done again in a store that was put back."""
+    return str(entry.details.get("requested_by", entry.subject))
 
 
 def _number_in(details: Mapping[str, Any]) -> int | None:
