@@ -536,6 +536,7 @@ class Archive:
 
         Raises:
             NotAvailableError: there is no such session here.
+            ShreddedError: it was shredded, which nothing lifts.
             FormatError: the principal is none.
             StoreError, IntegrityError: the store cannot be written, or is still not as it should be.
             MisuseError: the archive was closed, or opened in another process.

@@ -105,6 +105,7 @@ class Records:
         self.failures = 0
         self.suspended_until_ms = 0
         self._unwritten: str | None = None
+        self._shredded: str | None = None
 
     def match(self) -> list[Place]:
         """Number the timeline's results from the records; what is returned is unknown."""
@@ -289,6 +290,8 @@ class Records:
         scope = reader.scope(row.scope_id)
         if scope is None:
             raise SealBrokenError("This session's key is gone: it was removed outside this library.")
+        # Whatever the session's row says: what is sealed under a key that was destroyed opens no more.
+        self._shredded = None if scope.wrapped else SHREDDED
         if scope.generation != self.keys.generation and scope.wrapped:
             self.keys = self.vault.scope_keys(scope)
 
@@ -449,7 +452,7 @@ class Records:
 
     def suspension(self) -> str | None:
         """Why archiving is suspended now, or ``None``."""
-        return self.row.suspended or self._unwritten or ("store" if self._cooling() else None)
+        return self.row.suspended or self._shredded or self._unwritten or ("store" if self._cooling() else None)
 
     def leaf(self, event: str, **named: Any) -> Callable[[int], bytes]:
         """An audit entry about this session by its owner."""

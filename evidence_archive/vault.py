@@ -610,12 +610,16 @@ class Vault:
 
         Raises:
             NotAvailableError: there is no such session here.
+            ShreddedError: it was shredded, which nothing lifts.
         """
 
         def resumed(writer: Writer) -> None:
             session = writer.session(asked_session(session_id))
             if session is None:
                 raise NotAvailableError
+            if session.suspended == SHREDDED:
+                # A process that still holds the key would archive what nobody could open again.
+                raise ShreddedError("This session was shredded: nothing can be archived in it any more.")
             details = {"was": session.suspended or "not suspended"}
             session.suspended = None
             session.version += 1

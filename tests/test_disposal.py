@@ -325,6 +325,26 @@ def test_a_session_that_is_open_elsewhere_takes_the_new_key_and_loses_nothing(
         assert CANARY in three.restore("case-1", "r5", principal=owner).content
 
 
+def test_a_shredded_session_is_not_resumed_and_acknowledges_nothing_that_could_not_be_opened(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation
+):
+    with sqlite_desk.open() as archive:
+        session = archived(archive, owner, "case-1", talk)
+        custody = archive.custody(CUSTODIAN)
+        before = sqlite_desk.rows("sessions")
+        custody.shred(session_id="case-1")
+        with pytest.raises(ShreddedError):
+            archive.resume("case-1", principal=Principal(org="north-clinic", subject="somebody"))
+        assert custody.verify().is_clean
+        session.view(talk.messages)
+        # The session's older row says that nothing is suspended; the key that is gone says it is.
+        names = [row[1] for row in sqlite_desk.execute("PRAGMA table_info(sessions)")]
+        changes = ", ".join(f"{name} = ?" for name in names)
+        sqlite_desk.execute(f"UPDATE sessions SET {changes}", *before[0])
+        with pytest.raises(BatchRejectedError, match="suspended"):
+            session.archive([("r4", "note")])
+
+
 def test_must_fail_control_a_session_that_kept_its_old_key_would_lose_what_it_archives(
     desk: Desk, owner: Principal, talk: Conversation, monkeypatch: pytest.MonkeyPatch
 ):
