@@ -54,7 +54,7 @@ from evidence_archive.proof.merkle import Frontier
 from evidence_archive.register import Act, Replayed, acts_in_register, acts_in_store, merged, replay
 from evidence_archive.tokens import default_counter
 from evidence_archive.vault import Surroundings, Vault, open_vault
-from evidence_archive.verifying import verify_vault
+from evidence_archive.verifying import VerifyReport, verify_keyless, verify_vault
 
 __all__ = ["MANIFEST", "NO_BACKUP", "BackedUpOrg", "Backup", "RestoredBackup", "make_backup", "restore_backup"]
 
@@ -218,6 +218,7 @@ def _verified_copy(vault: Vault, database: Path) -> tuple[BackedUpOrg, ...]:
             try:
                 copy = open_vault(around, org, create=False)
             except ShreddedError:
+                _check_shredded(store, org)
                 found.append(_shredded(org))
                 continue
             except NotAvailableError:  # named, and not yet made when the copy was
@@ -260,14 +261,23 @@ def _verified(vault: Vault) -> BackedUpOrg:
     report = verify_vault(vault, level="full")
     with vault.store.reading(vault.store_wait_ms) as reader:
         head = reader.head()
+    _refuse_unless_clean(report)
+    checked = report.counts.get("opened", 0)
+    root = Frontier.from_bytes(head.size, head.frontier).root()
+    return BackedUpOrg(vault.org, checked, head.size, root.hex(), vault.signer.sign(head.size, root))
+
+
+def _check_shredded(store: Store, org: str) -> None:
+    """Return only if an org without its key is one that its log shredded, as far as can be seen without keys."""
+    _refuse_unless_clean(verify_keyless(store, org))
+
+
+def _refuse_unless_clean(report: VerifyReport) -> None:
     if not report.is_clean:
         first = report.findings[0].sentence if report.findings else "Its log is empty."
         raise SealBrokenError(
             f"Of the copy of an org {report.findings_count} things are not what was written: {first}"
         )
-    checked = report.counts.get("opened", 0)
-    root = Frontier.from_bytes(head.size, head.frontier).root()
-    return BackedUpOrg(vault.org, checked, head.size, root.hex(), vault.signer.sign(head.size, root))
 
 
 def _sessions(vault: Vault) -> Iterator[tuple[SessionRow, list[ResultRow]]]:
@@ -390,6 +400,7 @@ def _vaults(around: Surroundings, told: Mapping[str, BackedUpOrg]) -> list[Vault
         try:
             vault = open_vault(around, org, create=False)
         except ShreddedError:
+            _check_shredded(around.store, org)
             known |= {org} & told.keys() if told.get(org) == _shredded(org) else set()
             continue
         except NotAvailableError:

@@ -12,12 +12,12 @@ import pytest
 from conftest import Conversation, Desk
 from doubles import Characters
 from test_security_doc import table as table_of
-from verified_world import NORTH, World, content, copied
+from verified_world import NORTH, SOUTH, World, content, copied
 
 from evidence_archive import Archive, NotAvailableError, Principal
 from evidence_archive.anchors import FileAnchor
 from evidence_archive.cli import main
-from evidence_archive.errors import FormatError, StoreError, StoreUnavailableError
+from evidence_archive.errors import FormatError, SealBrokenError, StoreError, StoreUnavailableError
 from evidence_archive.keys import new_keys
 from evidence_archive.objects import open_objects
 from evidence_archive.proof.checkpoint import VerifierKey
@@ -846,6 +846,32 @@ def test_an_org_that_does_not_open_is_checked_without_keys_and_that_is_a_finding
     assert code == 1
     assert told["findings"][0]["code"] == "org_unopened"
     assert "original_missing" in {one["code"] for one in told["findings"]}
+
+
+def test_an_org_whose_key_is_gone_without_a_shred_is_not_taken_for_a_shredded_one(
+    small: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with small.open(counter=Characters()) as archive:
+        archive.session("case", SOUTH)
+    row = small.rows("orgs", NORTHS.removeprefix("WHERE "))
+    small.execute(f"UPDATE orgs SET aux_wrapped = x'' {NORTHS}")
+    for level in (["--level", "full"], ["--keyless"]):
+        code, told = run(small, "verify", *level, capsys=capsys)
+        assert (code, {one["code"] for one in told["findings"]}) == (1, {"key_missing"})
+    with small.open(counter=Characters()) as archive, pytest.raises(SealBrokenError, match="nothing shredded it"):
+        archive.custody(SOUTH).backup(small.folder / "backup")
+    small.execute("DELETE FROM orgs WHERE org = 'north-clinic'")
+    small.execute(f"INSERT INTO orgs VALUES ({', '.join('?' * len(row[0]))})", *row[0])
+    with small.open(counter=Characters()) as archive:
+        archive.custody(NORTH).shred()
+    assert run(small, "verify", capsys=capsys)[0] == 0
+    # Whoever has no keys can write an entry, and cannot sign it.
+    small.execute(f"DELETE FROM checkpoints {NORTHS} AND size = (SELECT max(size) FROM checkpoints {NORTHS})")
+    code, told = run(small, "verify", capsys=capsys)
+    assert (code, {one["code"] for one in told["findings"]}) == (1, {"checkpoint_missing"})
+    small.execute("DELETE FROM orgs WHERE org = 'north-clinic'")
+    small.execute(f"INSERT INTO orgs VALUES ({', '.join('?' * len(row[0]))})", *row[0])
+    assert "shred_undone" in {one["code"] for one in run(small, "verify", "--keyless", capsys=capsys)[1]["findings"]}
 
 
 def test_an_empty_log_is_no_success(small: Desk, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,6 +108,7 @@ class Run:
         self._drew = False
         self._kek_floor = 0
         self._anchored: int | None = None
+        self._org_is_open: bool | None = None
         self._in_keeping = 0
         self._visited: set[str] = set()
         self._progress: Progress = lambda phase, done, total: None
@@ -141,6 +142,7 @@ class Run:
         origin = self._check_org()
         wanted = self._heads_of_anchors(anchors, origin) + self._heads_of_store(origin)
         self._read_log()
+        self._check_shredded_org(wanted)
         self._check_custody()
         self._check_sessions()
         self._check_holds()
@@ -199,12 +201,28 @@ class Run:
         self._findings.row("orgs", self._org, seen)
         if seen.row is None:
             return known
+        self._org_is_open = bool(seen.row.aux_wrapped)
         if seen.row.aux_wrapped and seen.row.kek_version < self._kek_floor:
             self._add("org_differs", "orgs", self._org, "The org's key is an older copy, from before a rotation.")
         origin = f"evidence-archive/{seen.row.deployment.hex()}"
         if known not in (None, origin):
             self._add("org_differs", "orgs", self._org, "The org's row names another log than the key is for.")
         return known or origin
+
+    def _check_shredded_org(self, heads: Sequence[tuple[str, str, int, bytes]]) -> None:
+        """An org without its key is one that the log shredded, under a head that was signed with the last of it."""
+        if self._org_is_open is None:
+            return
+        if not self._org_is_open and not self._log.org_shredded:
+            self._add("key_missing", "orgs", self._org, "The key of this org is gone, and nothing shredded it.")
+        elif self._org_is_open and self._log.org_shredded:
+            with self._surveying() as survey:
+                seen = survey.one(OrgRow)
+            if seen is not None and seen.row is not None and seen.row.aux_wrapped:  # not shredded meanwhile
+                self._add("shred_undone", "orgs", self._org, "This org was shredded, and its key is there again.")
+        elif self._log.org_shredded and all(size <= self._log.org_shredded_at for _, _, size, _ in heads):
+            sentence = "The log says that this org was shredded, and no signed head has the entry: it was put in."
+            self._add("checkpoint_missing", "checkpoints", self._org, sentence)
 
     def _heads_of_anchors(self, anchors: Iterable[Anchor], origin: str | None) -> list[tuple[str, str, int, bytes]]:
         """The newest head of each anchor: table, place, size, root."""

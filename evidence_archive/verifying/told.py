@@ -86,6 +86,8 @@ class Log:
         self.holds: dict[str, ToldHold] = {}
         self.shreds: dict[str, ToldShred] = {}
         self.org_shredded = False
+        self.org_shredded_at = -1
+        """Place of the entry that says so."""
         self.policy_digest: str | None = None
         self.given_up: set[tuple[int, bytes]] = set()
         """Size and root of the heads at anchors that were given up when the log was anchored anew."""
@@ -224,7 +226,7 @@ class Log:
 
     def _index_shred(self, entry: audit.Leaf) -> None:
         if entry.event == audit.SHRED_REQUESTED and entry.session_id is None:
-            self.org_shredded = True
+            self.org_shredded, self.org_shredded_at = True, entry.seq
             return
         name = bytes.fromhex(entry.details["shred"]).hex()
         if entry.event == audit.SHRED_COMPLETED:
