@@ -5,6 +5,7 @@ transparency service. Each keeps what it was given; none is ever asked to forget
 """
 
 import fcntl
+import itertools
 import json
 import os
 import shlex
@@ -13,10 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 
-from evidence_archive.errors import FormatError, StoreError, StoreUnavailableError
+from evidence_archive.errors import AuditBrokenError, FormatError, StoreError, StoreUnavailableError
 from evidence_archive.events import Events
 from evidence_archive.model import ce
 from evidence_archive.ports import Anchor, ObjectStore
+from evidence_archive.proof.checkpoint import read_checkpoint
 
 __all__ = ["CommandAnchor", "FileAnchor", "LogAnchor", "ObjectAnchor", "open_anchor"]
 
@@ -40,7 +42,7 @@ class FileAnchor:
         return "file"
 
     def publish(self, origin: str, size: int, note: str) -> None:
-        """Appends the head and syncs the file, one writer at a time; not one that is the newest already.
+        """Appends the head and syncs the file, one writer at a time; not one that is there already.
 
         Raises:
             StoreUnavailableError: the file cannot be written.
@@ -48,7 +50,7 @@ class FileAnchor:
         line = json.dumps({"origin": origin, "size": size, "note": note}, ensure_ascii=True) + "\n"
         with self._opened(os.O_RDWR | os.O_CREAT | os.O_APPEND) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if self.latest(origin) == note:
+            if note in self.heads(origin):
                 return
             # A line that a crash cut off must not take this one with it.
             end = os.lseek(file, 0, os.SEEK_END)
@@ -59,21 +61,37 @@ class FileAnchor:
             os.fsync(file)
 
     def latest(self, origin: str) -> str | None:
-        """The head of this origin in the last line that has one; lines that are none are skipped.
+        """The head of the longest log of this origin; what stands beside it is not believed.
 
         Raises:
             StoreUnavailableError: the file cannot be read.
         """
-        found: str | None = None
+        longest: tuple[int, str] | None = None
+        for note in self.heads(origin):
+            with suppress(AuditBrokenError):
+                size = read_checkpoint(note).size
+                if longest is None or size >= longest[0]:
+                    longest = size, note
+        return None if longest is None else longest[1]
+
+    def heads(self, origin: str) -> Iterator[str]:
+        """Every head of this origin, in the order of the lines; lines that are none are skipped.
+
+        Raises:
+            StoreUnavailableError: the file cannot be read.
+        """
         if not os.path.lexists(self._path):
-            return None
+            return
         with self._opened(os.O_RDONLY) as file, open(file, "rb", closefd=False) as lines:
             for line in lines:
-                with suppress(ValueError, TypeError, KeyError):
+                try:
                     entry = json.loads(line)
-                    if entry["origin"] == origin:
-                        found = str(entry["note"])
-        return found
+                    if entry["origin"] != origin:
+                        continue
+                    note = str(entry["note"])
+                except (ValueError, TypeError, KeyError, RecursionError):
+                    continue
+                yield note
 
     @contextmanager
     def _opened(self, flags: int) -> Iterator[int]:
@@ -125,10 +143,18 @@ class ObjectAnchor:
         return True
 
     def latest(self, origin: str) -> str | None:
-        """The head that was put last."""
+        """The head that was put last; which is of the longest log is seen by reading all :meth:`heads`."""
         count = self._count(origin)
         data = self._objects.get(_object_key(origin, count - 1)) if count else None
         return None if data is None else data.decode("utf-8", "replace")
+
+    def heads(self, origin: str) -> Iterator[str]:
+        """Every head that is here, in the order they were put; :meth:`latest` trusts whoever put the last one."""
+        for place in itertools.count():
+            data = self._objects.get(_object_key(origin, place))
+            if data is None:
+                return
+            yield data.decode("utf-8", "replace")
 
     def _count(self, origin: str) -> int:
         """How many heads there are: the first number without one, found in steps that double, then halve."""
@@ -161,6 +187,11 @@ class LogAnchor:
         """``None``: a log is not read from here."""
         del origin
         return None
+
+    def heads(self, origin: str) -> Iterator[str]:
+        """None: a log is not read from here."""
+        del origin
+        yield from ()
 
 
 class CommandAnchor:
@@ -210,6 +241,11 @@ class CommandAnchor:
         del origin
         return None
 
+    def heads(self, origin: str) -> Iterator[str]:
+        """None: the command is not asked."""
+        del origin
+        yield from ()
+
 
 def open_anchor(anchor: str | os.PathLike[str] | Anchor, *, create: bool = True) -> Anchor:
     """The anchor that is meant.
@@ -234,7 +270,7 @@ def open_anchor(anchor: str | os.PathLike[str] | Anchor, *, create: bool = True)
             return ObjectAnchor(open_objects(anchor.removeprefix("objects:"), create=create))
     if isinstance(anchor, str | os.PathLike):
         return FileAnchor(anchor)
-    if not all(callable(getattr(anchor, verb, None)) for verb in ("publish", "latest")):
+    if not all(callable(getattr(anchor, verb, None)) for verb in ("publish", "latest", "heads")):
         raise FormatError("An anchor is a path, 'log', 'command:...', 'objects:...', 's3://...' or an Anchor.")
     return anchor
 

@@ -199,7 +199,11 @@ class Anchor(Protocol):
         ...
 
     def latest(self, origin: str) -> str | None:
-        """The head of this origin that was published last; ``None`` for none, or where it cannot tell."""
+        """The newest head of this origin that is quickly found; ``None`` for none, or where it cannot tell."""
+        ...
+
+    def heads(self, origin: str) -> Iterable[str]:
+        """Every head of this origin that is kept here, in any order; none where it cannot tell."""
         ...
 
 

@@ -137,9 +137,9 @@ class Proving:
                 read = _continued(reader, own + anchored)
             except AuditBrokenError:
                 given_up = _given_up(reader)
-                rest = [one for one in anchored if (one.size, one.root) not in given_up]
-                if len(rest) == len(anchored):
+                if not any((one.size, one.root) in given_up for one in anchored):
                     raise
+                rest = [one for one in self._all_anchored() if (one.size, one.root) not in given_up]
                 read = _continued(reader, own + rest)
 
         def signed(writer: Writer) -> CheckpointRow:
@@ -170,7 +170,7 @@ class Proving:
             AuditBrokenError: the log is not what its own head and the heads in the store say.
             StoreError: the store cannot be written, or an anchor cannot be used.
         """
-        vault, heads = self._vault, {(one.size, one.root) for one in self._anchored()}
+        vault, heads = self._vault, {(one.size, one.root) for one in self._all_anchored()}
         with vault.store.reading(vault.store_wait_ms) as reader:
             begins = _roots(reader, {size for size, _ in heads})
             lost = sorted(head for head in heads - _given_up(reader) if begins.get(head[0]) != head[1])
@@ -185,6 +185,11 @@ class Proving:
         key = self._vault.signer.verifier
         notes = [anchor.latest(key.name) for anchor in self._anchors]
         return [open_checkpoint(note, key) for note in notes if note is not None]
+
+    def _all_anchored(self) -> list[Checkpoint]:
+        """Every head at every anchor."""
+        key = self._vault.signer.verifier
+        return [open_checkpoint(note, key) for anchor in self._anchors for note in anchor.heads(key.name)]
 
     def key(self) -> str:
         """The public key that verifies this log's checkpoints and proofs, as one line."""

@@ -55,6 +55,9 @@ LEVELS = ("keyless", "seals", "full")
 ROWS_PER_READ = 1_000
 """Rows fetched at once where they are not a session's."""
 
+_Heads = list[tuple[int, bytes]]
+"""Sizes and roots of logs."""
+
 ROUNDS_MAX = 5
 """How often a session is looked at again because it was written to while its originals were opened."""
 
@@ -140,17 +143,20 @@ class Run:
         self._progress = progress or self._progress
 
         origin = self._check_org()
-        wanted = self._heads_of_anchors(anchors, origin) + self._heads_of_store(origin)
+        anchored, stored = self._heads_of_anchors(anchors, origin), self._heads_of_store(origin)
         self._read_log()
-        self._check_shredded_org(wanted)
+        signed = [size for _, heads in anchored for size, _ in heads] + [size for _, size, _ in stored]
+        self._check_shredded_org(signed)
         self._check_custody()
         self._check_sessions()
         self._check_holds()
         self._check_shreds()
         self._check_objects()
         self._check_strays()
-        for table, place, size, root in wanted:
-            self._check_head(table, place, size, root)
+        for place, heads in anchored:
+            self._check_anchor(place, heads)
+        for place, size, root in stored:
+            self._check_head("checkpoints", place, size, root)
         return self._report()
 
     def _report(self) -> VerifyReport:
@@ -209,7 +215,7 @@ class Run:
             self._add("org_differs", "orgs", self._org, "The org's row names another log than the key is for.")
         return known or origin
 
-    def _check_shredded_org(self, heads: Sequence[tuple[str, str, int, bytes]]) -> None:
+    def _check_shredded_org(self, signed: Sequence[int]) -> None:
         """An org without its key is one that the log shredded, under a head that was signed with the last of it."""
         if self._org_is_open is None:
             return
@@ -220,29 +226,40 @@ class Run:
                 seen = survey.one(OrgRow)
             if seen is not None and seen.row is not None and seen.row.aux_wrapped:  # not shredded meanwhile
                 self._add("shred_undone", "orgs", self._org, "This org was shredded, and its key is there again.")
-        elif self._log.org_shredded and all(size <= self._log.org_shredded_at for _, _, size, _ in heads):
+        elif self._log.org_shredded and all(size <= self._log.org_shredded_at for size in signed):
             sentence = "The log says that this org was shredded, and no signed head has the entry: it was put in."
             self._add("checkpoint_missing", "checkpoints", self._org, sentence)
 
-    def _heads_of_anchors(self, anchors: Iterable[Anchor], origin: str | None) -> list[tuple[str, str, int, bytes]]:
-        """The newest head of each anchor: table, place, size, root."""
+    def _heads_of_anchors(self, anchors: Iterable[Anchor], origin: str | None) -> list[tuple[str, _Heads]]:
+        """The heads of each anchor: place, then sizes and roots."""
         found = []
         for at, anchor in enumerate(anchors):
             place = f"{anchor.name} {at + 1}"
             self._counts["anchors"] += 1
-            note = None if origin is None else anchor.latest(origin)
-            if note is None:
+            notes = [] if origin is None else list(anchor.heads(origin))
+            if not notes:
                 sentence = "This anchor knows no head of this log, so it shows nothing."
                 self._add("anchor_empty", "anchor", place, sentence)
-                continue
-            head = self._head_of(note, origin, "anchor", place)
-            if head is not None:
-                found.append(("anchor", place, *head))
-                self._anchored = max(self._anchored or 0, head[0])
+            heads = [self._head_of(note, origin, "anchor", place) for note in dict.fromkeys(notes)]
+            found.append((place, [head for head in heads if head is not None]))
         return found
 
-    def _heads_of_store(self, origin: str | None) -> list[tuple[str, str, int, bytes]]:
-        """Every head that was signed: table, place, size, root."""
+    def _check_anchor(self, place: str, heads: _Heads) -> None:
+        """The longest head that counts; those that were given up are to be followed by one that says so."""
+        given_up = [self._log.given_up[head] for head in heads if head in self._log.given_up]
+        longest = max((head for head in heads if head not in self._log.given_up), default=None)
+        if given_up and (longest is None or longest[0] <= max(given_up)):
+            sentence = (
+                "An anchor knows only signed heads from before the log was put back and anchored anew, and some were "
+                f"given up then: entry {max(given_up)} says so."
+            )
+            self._add("reanchored", "anchor", place, sentence)
+        if longest is not None:
+            self._anchored = max(self._anchored or 0, longest[0])
+            self._check_head("anchor", place, *longest)
+
+    def _heads_of_store(self, origin: str | None) -> list[tuple[str, int, bytes]]:
+        """Every head that was signed: place, size, root."""
         found = []
         for seen in self._rows(CheckpointRow):
             place = place_of(seen, "size")
@@ -254,7 +271,7 @@ class Run:
             if head is not None and head[0] != seen.row.size:
                 self._add("checkpoint_broken", "checkpoints", place, "A stored head stands under another size.")
             elif head is not None:
-                found.append(("checkpoints", place, *head))
+                found.append((place, *head))
         if self._key is None and self._counts["checkpoints"] + self._counts["anchors"]:
             self._unchecked.append("Signatures of heads were not checked: the public key of the log was not given.")
         return found
@@ -274,13 +291,6 @@ class Run:
     def _check_head(self, table: str, place: str, size: int, root: bytes) -> None:
         """A signed head with the log: it has to be as long, and to begin with just this."""
         kept = "An anchor knows" if table == "anchor" else "There is"
-        if table == "anchor" and (size, root) in self._log.given_up:
-            sentence = (
-                f"An anchor knows a signed head of {size} entries that was given up when the log was put back and "
-                "anchored anew: its entry log.reanchored says when."
-            )
-            self._add("reanchored", table, place, sentence)
-            return
         if size > self._log.size:
             sentence = f"{kept} a signed head of {size} entries, and the log has {self._log.size}: it was put back."
             self._add("rolled_back", table, place, sentence)

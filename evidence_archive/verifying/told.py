@@ -89,8 +89,8 @@ class Log:
         self.org_shredded_at = -1
         """Place of the entry that says so."""
         self.policy_digest: str | None = None
-        self.given_up: set[tuple[int, bytes]] = set()
-        """Size and root of the heads at anchors that were given up when the log was anchored anew."""
+        self.given_up: dict[tuple[int, bytes], int] = {}
+        """Size and root of the heads at anchors that were given up when the log was anchored anew, and the entry."""
         self._org = org
         self._findings = findings
         self._head: HeadRow | None = None
@@ -188,7 +188,8 @@ class Log:
         elif entry.event in (audit.HOLD_PLACED, audit.HOLD_RELEASED):
             self._index_hold(entry)
         elif entry.event == audit.LOG_REANCHORED:
-            self.given_up |= {(int(head["size"]), bytes.fromhex(head["root"])) for head in entry.details["heads"]}
+            for head in entry.details["heads"]:
+                self.given_up[int(head["size"]), bytes.fromhex(head["root"])] = entry.seq
         elif entry.event in (audit.SHRED_REQUESTED, audit.SHRED_COMPLETED):
             self._index_shred(entry)
         elif entry.event in _OF_A_SESSION and entry.session_id is not None:
