@@ -163,6 +163,8 @@ class Rekeying:
                 raise KeyringError(
                     f"{census.counts[version]} keys of an org are wrapped under version {version}: rotate first."
                 )
+        if version < keys.current_version(org) and not self._raise_floor(version + 1):
+            raise KeyringError(f"Keys are being wrapped under version {version} or an older one: rotate first.")
         # The entry is first: what is destroyed and not logged would be a loss that nobody could explain.
         self._append(audit.KEY_RETIRED, {"version": version})
         keys.retire(org, version)
