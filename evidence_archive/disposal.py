@@ -23,6 +23,8 @@ from evidence_archive.errors import (
     SealBrokenError,
     ShreddedError,
     StoreBusyError,
+    StoreError,
+    StoreUnavailableError,
 )
 from evidence_archive.model import Principal, format_result_id, parse_result_id
 from evidence_archive.ports import (
@@ -427,11 +429,17 @@ class Disposal:
 
         Raises:
             HeldError, RetentionError: one of its originals has to be kept; nothing was destroyed.
+            ShreddedError: it was shredded before.
+            StoreUnavailableError: it is shredded, and objects are left, which nobody can open.
         """
         vault = self._vault
 
-        def shredded(writer: Writer) -> tuple[int, list[str]]:
-            originals, after = 0, ""
+        def shredded(writer: Writer) -> tuple[int, list[str], int]:
+            # As it is now: another process may have wrapped it under a newer version, or destroyed it.
+            org = writer.org_row()
+            if not org.aux_wrapped:
+                raise ShreddedError("This org was shredded before.")
+            originals, after, version = 0, "", org.kek_version
             objects: list[str] = []
             while sessions := writer.sessions(after, SESSIONS_PER_READ):
                 after = sessions[-1].session_id
@@ -444,6 +452,7 @@ class Disposal:
                         place = writer.object(row.original_id or b"")
                         objects += [] if place is None else Envelopes.object_keys(place)
                     if scope is not None:
+                        version = max(version, scope.kek_version)
                         self._end(writer, session, scope, rows)
                     self._destroy(writer, roots)
                     originals += len(roots)
@@ -452,16 +461,14 @@ class Disposal:
             vault.sign_head(writer)
             # No process that holds keys in memory can open a session any more, and none can start one.
             vault.counted(writer, kek_floor=KEK_VERSION_MAX)
-            writer.update_org(replace(vault.row, aux_wrapped=b""))
-            return originals, objects
+            writer.update_org(replace(org, aux_wrapped=b""))
+            return originals, objects, version
 
         with self._refusals(None, None):
-            originals, objects = vault.transact(shredded)
+            originals, objects, version = vault.transact(shredded)
         vault.closed = True
         vault.store.scrub()
-        for key in objects:
-            vault.objects.delete(key)
-        version = vault.row.kek_version
+        self._delete_for_good(objects)
         return Shred("", None, None, self._status(version), version, originals, *self._done_first())
 
     def shreds(self) -> list[Shred]:
@@ -512,6 +519,20 @@ class Disposal:
             why = {"why": "held" if isinstance(error, HeldError) else "retention"}
             self._vault.transact(lambda writer: self._append(writer, audit.SHRED_REFUSED, session_id, number, why))
             raise
+
+    def _delete_for_good(self, objects: Sequence[str]) -> None:
+        """The objects of an org that was shredded: no collector can open it any more, so all are tried now."""
+        left, failure = 0, None
+        for key in objects:
+            try:
+                self._vault.objects.delete(key)
+            except StoreError as error:
+                left, failure = left + 1, error
+        if failure is not None:
+            raise StoreUnavailableError(
+                f"The org was shredded, and {left} of its objects, which nothing opens any more, could not be "
+                "deleted: delete them where they lie."
+            ) from failure
 
     # --- pieces -----------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from evidence_archive.errors import (
     RetentionError,
     SealBrokenError,
     ShreddedError,
+    StoreUnavailableError,
 )
 from evidence_archive.keys import FileKeys
 from evidence_archive.ports import CustodyRow
@@ -404,6 +405,36 @@ def test_a_shredded_org_is_gone_and_a_process_that_has_its_keys_archives_nothing
         assert CANARY in str(other.view(talk.messages))  # what the messages still hold, and nobody archived
     with desk.open() as archive, pytest.raises(ShreddedError):
         archive.session("case-1", owner)
+
+
+def test_the_shred_of_an_org_counts_the_versions_that_other_processes_wrapped_its_keys_under(
+    desk: Desk, owner: Principal, talk: Conversation
+):
+    with desk.open() as archive, desk.open() as elsewhere:
+        archived(archive, owner, "case-1", talk)
+        early, twin = elsewhere.custody(CUSTODIAN), elsewhere.custody(CUSTODIAN)
+        archive.custody(CUSTODIAN).rotate()
+        archive.custody(CUSTODIAN).retire(1)
+        shred = early.shred()
+        assert (shred.status, shred.kek_version) == ("pending", 2)
+        with pytest.raises(ShreddedError):
+            twin.shred()
+
+
+def test_objects_of_a_shredded_org_that_cannot_be_deleted_are_said_to_be_left(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation, monkeypatch: pytest.MonkeyPatch
+):
+    def away(self: Any, key: str) -> None:
+        raise StoreUnavailableError("away")
+
+    with sqlite_desk.open(inline_size_max=100) as archive:
+        archived(archive, owner, "case-1", talk)
+        custody = archive.custody(CUSTODIAN)
+        monkeypatch.setattr(type(archive._around.objects), "delete", away)
+        with pytest.raises(StoreUnavailableError, match="was shredded, and 3 of its objects"):
+            custody.shred()
+        with pytest.raises(ShreddedError):
+            archive.restore("case-1", "r1", principal=owner)
 
 
 @pytest.mark.parametrize("way", ["original", "session", "org"])
