@@ -80,6 +80,7 @@ _FILES_MAX = len(_PLAIN_FILES) + BUNDLE_ENTRIES_MAX + 3 * BUNDLE_ORIGINALS_MAX +
 _READ_BYTES_MAX = 8 * 1024 * 1024
 """More than the directory of a bundle with the most files has."""
 _STREAMED = 0x08
+_END, _END_BYTES = b"PK\x05\x06", 22
 _TIME = (1980, 1, 1, 0, 0, 0)
 _PRIVATE_FILE = 0o100600 << 16
 _UNIX = 3
@@ -416,6 +417,8 @@ def verify_bundle(file: BinaryIO, key: VerifierKey) -> Bundle:
     """
     with _container():
         source = _Bounded(file)
+        if not source.is_bare():  # what nobody exported must not travel under the proofs of what somebody did
+            _refuse()
         with zipfile.ZipFile(source) as bundle:
             return _verified(_Members(bundle, source.size_bytes), key)
 
@@ -486,7 +489,8 @@ def _verified_original(members: "_Members", one: Mapping[str, Any], slot: Slot) 
     """The digest of an original that is the one in its envelope, which is the one in the log."""
     folder = f"originals/{one['id']}"
     opening = _object(written := members.whole(f"{folder}/{_OPENING}"))
-    if _json(opening) != written or opening.keys() != {"original_id", "dek_id", "sealed_size", "dek"}:
+    ids = {name: bytes.fromhex(opening[name]) for name in ("original_id", "dek_id", "dek")}
+    if _json({"sealed_size": opening["sealed_size"]} | {name: one.hex() for name, one in ids.items()}) != written:
         _refuse()
     sealed, plain, size_bytes = sha256(), sha256(), 0
 
@@ -499,9 +503,7 @@ def _verified_original(members: "_Members", one: Mapping[str, Any], slot: Slot) 
         hashed(),
         lambda piece: None,
         slot=slot,
-        dek=bytes.fromhex(opening["dek"]),
-        original_id=bytes.fromhex(opening["original_id"]),
-        dek_id=bytes.fromhex(opening["dek_id"]),
+        **ids,
         sealed_size=opening["sealed_size"],
     )
     if sealed.hexdigest() != one["envelope_sha256"]:
@@ -545,12 +547,13 @@ class _Members:
             else:
                 bytes_max = _PLAIN_FILES.get(name, -1)
             stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
-            if not stored or info.flag_bits & ~_STREAMED or info.file_size > bytes_max:
+            if info.orig_filename != name or not stored or info.flag_bits & ~_STREAMED or info.file_size > bytes_max:
                 _refuse()
         # Files that lie upon one another, so that a small bundle unfolds into a large one, are more than it has room
         # for; each of them is read once.
         whole = {f"originals/{one}/{part}" for one in self.originals for part in (_CONTENT, _ENVELOPE, _OPENING)}
-        if sum(info.file_size for info in self._infos.values()) > size_bytes or found != whole:
+        begins = min((info.header_offset for info in self._infos.values()), default=-1)
+        if sum(info.file_size for info in self._infos.values()) > size_bytes or found != whole or begins:
             _refuse()
         if not self._infos.keys() >= _PLAIN_FILES.keys():
             _refuse()
@@ -579,6 +582,13 @@ class _Bounded:
         self.size_bytes = file.seek(0, 2)
         file.seek(0)
         self.seek, self.tell = file.seek, file.tell
+
+    def is_bare(self) -> bool:
+        """Whether it ends as a zip file without a comment does (PKWARE APPNOTE 4.3.16)."""
+        self._file.seek(-min(_END_BYTES, self.size_bytes), 2)
+        last = self._file.read(_END_BYTES)
+        self._file.seek(0)
+        return last.startswith(_END) and last.endswith(b"\0\0")
 
     def seekable(self) -> bool:
         """True."""

@@ -351,6 +351,23 @@ def test_a_verifier_that_leaves_something_out_is_caught_by_the_same_mutants(
 
 
 @pytest.mark.parametrize("verify", VERIFIERS)
+def test_what_opens_an_envelope_is_written_in_one_way_only(desk: Desk, verify: Verifier) -> None:
+    files, key = files_of(exported(desk, "r3")), key_of(desk)
+    name = "originals/r3/opening.json"
+    told = json.loads(files[name])
+    assert any(character in "abcdef" for character in told["dek"])
+    for other in (
+        {"dek": told["dek"].upper()},
+        {"dek": f" {told['dek']}"},
+        {"original_id": f"{told['original_id']} "},
+        {"sealed_size": float(told["sealed_size"])},
+        {"more": 1},
+    ):
+        data = json.dumps(told | other, sort_keys=True, indent=1).encode() + b"\n"
+        assert not holds(verify, bundle_of({**files, name: data}), key), other
+
+
+@pytest.mark.parametrize("verify", VERIFIERS)
 def test_the_bundle_of_another_log_is_refused_under_this_key_and_its_proofs_too(
     desk: Desk, verify: Verifier, tmp_path: Path
 ) -> None:
@@ -469,6 +486,13 @@ def hostile(files: dict[str, bytes]) -> dict[str, bytes]:
         "a directory before the beginning": bytes(directory),
         "nothing": b"",
         "no zip": b"PK" * 1_000,
+        "something before it": b"<html>" + bundle,
+        "a zip file before it": bundle_of({"x": b"x"}) + bundle,
+        "something behind it": bundle + b"x",
+        "a comment": bundle[:-2] + b"\x01\x00x",
+        "a name that is cut": bundle_of(
+            [(name.replace("key.txt", "key.txt!x"), data) for name, data in pairs]
+        ).replace(b"key.txt!x", b"key.txt\0x"),
         "deep": bundle_of({**files, "originals/r3/opening.json": b"[" * 60_000}),
     }
 
