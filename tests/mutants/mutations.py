@@ -1176,7 +1176,7 @@ _CUSTODY = (
     Mutation(
         "custody: a shredded org keeps its wrapped key",
         "disposal.py",
-        '            writer.update_org(replace(vault.row, aux_wrapped=b""))\n',
+        '            writer.update_org(replace(org, aux_wrapped=b""))\n',
         "",
         "tests/test_disposal.py::test_no_wrapped_key_of_what_was_shredded_is_left_in_the_files[org]",
     ),
@@ -1226,8 +1226,8 @@ _CUSTODY = (
     Mutation(
         "custody: the floor is not raised",
         "rekeying.py",
-        "                self._raise_floor(version)\n",
-        "",
+        " and self._raise_floor(version):",
+        ":",
         "tests/test_rekeying.py::test_a_rotation_wraps_everything_anew_and_touches_no_original[sqlite]",
     ),
     Mutation(
