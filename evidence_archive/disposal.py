@@ -504,11 +504,19 @@ class Disposal:
     def collect_due(self, *, dry_run: bool) -> list[Due]:
         """The originals whose retention is over; destroyed where this is no dry run and no hold keeps them."""
         due = self.due()
-        if not dry_run:
-            for one in due:
-                if not one.held:
+        if dry_run:
+            return due
+        done = []
+        for one in due:
+            if not one.held:
+                try:
                     self.shred_original(one.session_id, one.result_id)
-        return due
+                except (HeldError, RetentionError):  # since it was listed
+                    one = replace(one, held=True)
+                except ShreddedError:
+                    continue
+            done.append(one)
+        return done
 
     @contextmanager
     def _refusals(self, session_id: str | None, number: int | None) -> Iterator[None]:
