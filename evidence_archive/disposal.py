@@ -506,17 +506,16 @@ class Disposal:
         due = self.due()
         if dry_run:
             return due
-        done = []
+        kept = set()
         for one in due:
             if not one.held:
                 try:
                     self.shred_original(one.session_id, one.result_id)
                 except (HeldError, RetentionError):  # since it was listed
-                    one = replace(one, held=True)
-                except ShreddedError:
-                    continue
-            done.append(one)
-        return done
+                    kept.add(one)
+                except ShreddedError:  # by somebody else
+                    pass
+        return [replace(one, held=True) if one in kept else one for one in due]
 
     @contextmanager
     def _refusals(self, session_id: str | None, number: int | None) -> Iterator[None]:

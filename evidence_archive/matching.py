@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, 
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import wraps
-from itertools import takewhile
+from itertools import chain, takewhile
 from operator import is_
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -419,6 +419,10 @@ class Timeline:
             place: of the current list.
         """
         return place.index < self._last_news or place.number in self._read_before
+
+    def calls(self) -> Iterator[ToolCall]:
+        """The calls of all messages of the model."""
+        return chain.from_iterable(self._spoken.values())
 
     def last_calls(self) -> tuple[ToolCall, ...]:
         """The calls of the newest message of the model."""

@@ -5,6 +5,7 @@ first one committed. Records are registered under the write lock, looked up agai
 give two IDs.
 """
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -461,6 +462,8 @@ class Records:
     def mark_read(self, call: ToolCall) -> None:
         """A call of the model has reached us: it has read what the newest view showed it before that call."""
         timeline = self.timeline
+        if any(_is_same_call(one, call) for one in timeline.calls()):
+            return  # this very call stands in the view: answered once more, it tells nothing of what came after it
         turn = list(timeline.open_turn())
         made = timeline.last_calls()
         # Arguments are not compared: an application may hand the call over parsed, or written anew.
@@ -672,3 +675,17 @@ def _words(content: Any) -> Iterator[str]:
             waiting += [*value.values(), *value]
         elif isinstance(value, list):
             waiting += value
+
+
+def _is_same_call(one: ToolCall, other: ToolCall) -> bool:
+    """Whether two calls are one, where an application may hand the arguments over parsed, or written anew."""
+    return (one.id, one.name) == (other.id, other.name) and _parsed(one.arguments) == _parsed(other.arguments)
+
+
+def _parsed(arguments: object) -> object:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments

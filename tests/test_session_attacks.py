@@ -122,6 +122,32 @@ def test_a_call_made_in_the_open_turn_has_read_nothing_of_it_however_it_is_hande
         assert "unread" in answer
 
 
+@pytest.mark.parametrize("handed_over", ["as sent", "parsed", "written anew"])
+@pytest.mark.parametrize("tool", ["archive_evidence", "restore_evidence"])
+def test_an_old_call_that_is_answered_once_more_has_read_nothing_that_came_after_it(desk, owner, tool, handed_over):
+    with opened(desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        talk.tool(LONG)
+        session.view(talk.messages)
+        arguments = batch_of(("r1", "n")) if tool == "archive_evidence" else '{"id": "r1"}'
+        call = talk.call(tool, arguments)
+        talk.messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        talk.messages.append(session.answer(call))
+        talk.tool(LONG + "!")
+        session.view(talk.messages)
+        newest = session.results()[-1].id
+        again = copy.deepcopy(call)
+        again["function"]["arguments"] = {
+            "as sent": arguments,
+            "parsed": json.loads(arguments),
+            "written anew": json.dumps(json.loads(arguments), indent=1),
+        }[handed_over]
+        session.answer(again)
+        assert statuses(session, (newest, "n")) == ["unread"]
+        session.answer(talk.call("restore_evidence", '{"id": "r9"}'))  # a new one does show it
+        assert session.archive([(newest, "n")]).result_ids == (newest,)
+
+
 @pytest.mark.parametrize(
     "time",
     [

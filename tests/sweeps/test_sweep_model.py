@@ -391,6 +391,8 @@ class World:
 
     def mark_read(self, process: str, name: str, call: dict[str, Any]) -> None:
         talk, seat = self.talks[name], self.seat(process, name)
+        if any(call in message.get("tool_calls", ()) for message in talk.messages[: seat.viewed]):
+            return  # it was made long ago, and tells nothing of what came since
         spoken = talk.spoken(seat.viewed)
         seat.answered |= {talk.numbers[at] for at in range(spoken + 1, seat.viewed) if at in talk.numbers}
 
