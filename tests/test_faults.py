@@ -38,7 +38,7 @@ from evidence_archive.testing.faults import (
 
 NAMES = [point.name for point in FAULT_POINTS]
 EDGES = {"Store": "store", "OrgStore": "store", "Reader": "store", "Writer": "store", "ObjectStore": "objects"}
-EDGES["KeyProvider"] = "keys"
+EDGES["KeyProvider"] = EDGES["KeyLifecycle"] = "keys"
 LONG = "01:00 node 3 timeout, disk sdc\n" * 60
 WAIT_MS = 5_000
 

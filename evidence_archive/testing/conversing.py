@@ -16,7 +16,17 @@ from evidence_archive.policy import Policy
 from evidence_archive.session import Session
 from evidence_archive.testing.faults import Crashed
 
-__all__ = ["CLEAN", "PROBE_NOTE", "PROBE_TOOL", "Conversation", "Probe", "Told", "tool_allowed_by"]
+__all__ = [
+    "CLEAN",
+    "PROBE_NOTE",
+    "PROBE_TOOL",
+    "Conversation",
+    "Probe",
+    "Told",
+    "probe_facts",
+    "tell",
+    "tool_allowed_by",
+]
 
 PROBE_TOOL = "faults.probe"
 PROBE_NOTE = "A probe of the fault sweep; nothing in it matters."
@@ -111,6 +121,25 @@ class Told:
     error: BaseException | None = field(default=None, repr=False, compare=False)
 
 
+def tell(operation: str, verb: Callable[[], str]) -> Told:
+    """What a caller is told by an operation, whatever it raises.
+
+    Args:
+        operation: its name.
+        verb: gives the word for what came back.
+    """
+    try:
+        return Told(operation, verb())
+    except BatchRejectedError as error:
+        return Told(operation, f"rejected: {error.reason}", error)
+    except EvidenceArchiveError as error:
+        return Told(operation, type(error).__name__, error)
+    except Crashed as error:
+        return Told(operation, "crashed", error)
+    except Exception as error:
+        return Told(operation, f"untyped {type(error).__name__}", error)
+
+
 class Conversation:
     """The scripted conversation of one session.
 
@@ -171,22 +200,11 @@ class Conversation:
 
     def _told(self, operation: str, verb: Callable[[], str]) -> None:
         self._begins(operation)
-        try:
-            told = Told(operation, verb())
-        except BatchRejectedError as error:
-            told = Told(operation, f"rejected: {error.reason}", error)
-        except EvidenceArchiveError as error:
-            told = Told(operation, type(error).__name__, error)
-        except Exception as error:
-            told = Told(operation, f"untyped {type(error).__name__}", error)
-        except Crashed as error:
-            self._add(Told(operation, "crashed", error))
-            raise
-        self._add(told)
-
-    def _add(self, told: Told) -> None:
+        told = tell(operation, verb)
         self.told.append(told)
         self._heard(told)
+        if isinstance(told.error, Crashed):
+            raise told.error
 
     def _answered(self, session: Session, content: str) -> str:
         function = {"name": "restore_evidence", "arguments": _WHOLE}
@@ -220,6 +238,22 @@ CLEAN = {
 """What a conversation without faults tells."""
 
 
+def probe_facts(tool: str) -> Facts:
+    """What a policy may know of a small result of the probe.
+
+    Args:
+        tool: whose result it seems to be.
+    """
+    return Facts(
+        tools=(tool,),
+        sensitivity=frozenset(),
+        kind=None,
+        size_chars=PROBE_CHARS,
+        age_turns=AGE_TURNS,
+        text=_lines("a", PROBE_CHARS),
+    )
+
+
 def tool_allowed_by(policy: Policy, principal: Principal, tools: Iterable[str]) -> str:
     """The first of some tools whose results the policy lets this principal archive and have back.
 
@@ -233,14 +267,7 @@ def tool_allowed_by(policy: Policy, principal: Principal, tools: Iterable[str]) 
     """
     tried = []
     for tool in tools:
-        facts = Facts(
-            tools=(tool,),
-            sensitivity=frozenset(),
-            kind=None,
-            size_chars=PROBE_CHARS,
-            age_turns=AGE_TURNS,
-            text=_lines("a", PROBE_CHARS),
-        )
+        facts = probe_facts(tool)
         openings = policy.restore_openings(facts)
         may = access.decide(principal, principal.org, principal.subject, openings)
         if policy.decide_archive(facts).effect != "never" and may:

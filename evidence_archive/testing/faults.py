@@ -22,10 +22,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 from evidence_archive.errors import FormatError, KeyringError, StoreUnavailableError
-from evidence_archive.ports import KeyProvider, ObjectStore, OrgStore, Reader, Store, Writer
+from evidence_archive.ports import KeyLifecycle, KeyProvider, ObjectStore, OrgStore, Reader, Store, Writer
 
 if TYPE_CHECKING:
     from evidence_archive.archive import Archive
@@ -52,7 +52,7 @@ _ERRORS: dict[str, Callable[[], Exception]] = {
 }
 """What the contract of each family lets its methods raise when the other side is away."""
 
-_READS = frozenset({"org", "orgs", "scoped", "get"})
+_READS = frozenset({"org", "orgs", "scoped", "get", "versions", "reopened"})
 """Methods that change nothing, besides all of a reader and of a key provider; any other has a point after it too."""
 
 _NEVER_FAIL = frozenset({"close", "scrub"})
@@ -117,7 +117,7 @@ def _edges(family: str, protocol: type) -> Iterator[_Edge]:
             words=_PLAIN.sub("`", " ".join((function.__doc__ or "").partition("\n\n")[0].split())),
             before=f"{stem}.begin" if opens is Writer else stem if reads else f"{stem}.before",
             after=None if reads else f"{stem}.after",
-            opens=opens if opens in (OrgStore, Reader, Writer) else None,
+            opens=opens if opens in (OrgStore, Reader, Writer, KeyProvider) else None,
             yields=yields,
         )
 
@@ -131,6 +131,7 @@ _FAMILIES: dict[Any, tuple[_Edge, ...]] = {
         ("store", Writer),
         ("objects", ObjectStore),
         ("keys", KeyProvider),
+        ("keys", KeyLifecycle),
     )
 }
 
@@ -388,13 +389,18 @@ def _closing(self: _Faulty) -> None:
         self._inner.close()
 
 
-def _class(name: str, protocol: Any, words: str = "", **more: Callable[..., Any]) -> Any:
+def _class(name: str, protocol: Any, words: str = "", base: type = _Faulty, **more: Any) -> Any:
     """A class that implements a protocol by handing every method on, with its points around it."""
     methods = {
         edge.method: wraps(getattr(protocol, edge.method))((_yielding if edge.yields else _calling)(edge))
         for edge in _FAMILIES[protocol]
     }
-    return type(name, (_Faulty,), {"__doc__": words, "__module__": __name__, "__slots__": (), **methods, **more})
+    return type(name, (base,), {"__doc__": words, "__module__": __name__, "__slots__": (), **methods, **more})
+
+
+def _fronted(cls: Any, inner: object = None, *_: object) -> Any:
+    """A front that can what stands behind it can: versions are made and retired only where keys can be."""
+    return object.__new__(_CLASSES[KeyLifecycle] if isinstance(inner, KeyLifecycle) else cls)
 
 
 FaultyStore: Callable[[Store, FaultPlan], Store] = _class(
@@ -408,14 +414,24 @@ FaultyObjects: Callable[[ObjectStore, FaultPlan], ObjectStore] = _class(
 """An object store with a plan in front of it: ``FaultyObjects(inner, plan)``."""
 
 FaultyKeys: Callable[[KeyProvider, FaultPlan], KeyProvider] = _class(
-    "FaultyKeys", KeyProvider, "A key provider with a plan in front of it."
+    "FaultyKeys", KeyProvider, "A key provider with a plan in front of it.", __new__=_fronted
 )
-"""A key provider with a plan in front of it: ``FaultyKeys(inner, plan)``."""
+"""A key provider with a plan in front of it: ``FaultyKeys(inner, plan)``.
+
+Where the provider makes and retires versions (:class:`~evidence_archive.ports.KeyLifecycle`), this one does so too.
+"""
 
 _CLASSES: dict[Any, Any] = {
     OrgStore: _class("FaultyOrgStore", OrgStore),
     Reader: _class("FaultyReader", Reader),
     Writer: _class("FaultyWriter", Writer),
+    KeyProvider: FaultyKeys,
+    KeyLifecycle: _class(
+        "FaultyKeys",
+        KeyLifecycle,
+        base=cast(type, FaultyKeys),
+        shared_by_orgs=property(lambda self: self._inner.shared_by_orgs),
+    ),
 }
 
 
