@@ -19,6 +19,7 @@ from evidence_archive.errors import EvidenceArchiveError, MisuseError
 from evidence_archive.model import Principal
 from evidence_archive.testing.conversing import Conversation, Probe, Told
 from evidence_archive.testing.faults import FaultPlan, faulted
+from evidence_archive.testing.safekeeping import DONE, Act
 from evidence_archive.testing.sweeping import FIRST_USE, Trial, set_fault
 from evidence_archive.tokens import EstimateCounter
 
@@ -85,12 +86,13 @@ class Crashing:
         if spare is not None:
             _ended(spare)
 
-    def __call__(self, trial: Trial, session_id: str) -> list[Told] | None:
+    def __call__(self, trial: Trial, session_id: str, *, principal: Principal | None = None) -> list[Told] | None:
         """What was heard from a process until it was killed at the point; ``None`` when it was not.
 
         Args:
             trial: of the kind ``crash``.
-            session_id: where the conversation takes place.
+            session_id: where the conversation takes place, or what a custodian acts on.
+            principal: who acts, where that is not the one of the probe.
 
         Raises:
             MisuseError: it is not used in a ``with`` statement, or no process can be started.
@@ -99,9 +101,10 @@ class Crashing:
         if process is None:
             raise MisuseError("Processes to be killed are used in a 'with' statement.")
         self._spare = _started()
+        principal = principal or self._probe.principal
         sent = {
             "configuration": asdict(self._configuration),
-            "principal": {**asdict(self._probe.principal), "roles": sorted(self._probe.principal.roles)},
+            "principal": {**asdict(principal), "roles": sorted(principal.roles)},
             "probe": {"tool": self._probe.tool, "large_chars": self._probe.large_chars},
             "trial": asdict(trial),
             "session_id": session_id,
@@ -147,11 +150,20 @@ def _say(line: object) -> None:
 
 def _converse(sent: dict[str, Any]) -> None:
     """Open, converse, and die on the way."""
-    plan, trial = FaultPlan(), Trial(**sent["trial"])
-    plan.run(trial.point, lambda: _say(AT_THE_POINT), nth=trial.number)
-    set_fault(plan, trial, kill=True)
+    plan, trial, principal = FaultPlan(), Trial(**sent["trial"]), Principal(**sent["principal"])
+
+    def arm() -> None:
+        plan.clear()
+        plan.run(trial.point, lambda: _say(AT_THE_POINT), nth=trial.number)
+        set_fault(plan, trial, kill=True)
+
+    if trial.operation in DONE:
+        with closing(Configuration(**sent["configuration"]).open(plan)) as archive:
+            Act(trial.operation, principal, sent["session_id"]).perform(archive, begins=arm)
+        return
+    arm()
     talk = Conversation(
-        Probe(Principal(**sent["principal"]), **sent["probe"]),
+        Probe(principal, **sent["probe"]),
         sent["session_id"],
         heard=lambda told: _say({"operation": told.operation, "word": told.word}),
     )

@@ -30,7 +30,22 @@ from evidence_archive.testing.conversing import CLEAN, Conversation, Probe, Told
 from evidence_archive.testing.faults import FAULT_POINTS, Crashed, FaultPlan
 from evidence_archive.vault import LEAVES_PER_READ, open_vault
 
-__all__ = ["DELAY_MS", "FIRST_USE", "KINDS", "Outcome", "Sweep", "Trial", "set_fault", "sweep"]
+__all__ = [
+    "DELAY_MS",
+    "FIRST_USE",
+    "KINDS",
+    "NOT_KILLED",
+    "NOT_MET",
+    "RIVAL",
+    "OrgLog",
+    "Outcome",
+    "Sweep",
+    "Trial",
+    "check_sweepable",
+    "restored_equal",
+    "set_fault",
+    "sweep",
+]
 
 KINDS = ("error", "outage", "delay", "crash")
 """One failure; a failure that lasts; a wait; the end of the process."""
@@ -38,11 +53,16 @@ KINDS = ("error", "outage", "delay", "crash")
 HELD = "held"
 """The kind of the one delay that lasts until somebody else has given up waiting."""
 
+RIVAL = "rival"
+"""The kind of a wait in which somebody else shreds what a rotation is about to write."""
+
 FIRST_USE = "first use"
 """The operation in which an org is made."""
 
 DELAY_MS = 50
 """How long a delay of a sweep is, in milliseconds."""
+
+NOT_MET = "The fault was never met: the operation took another way than in the rehearsal."
 
 NOT_KILLED = "The process was not killed at the point: it was never met."
 
@@ -63,7 +83,7 @@ class Trial:
         operation: of the conversation, in which the passing is.
         point, number: the passing.
         kind: one of :data:`KINDS`, or ``held``: a writer who waits inside its transaction until somebody else has
-            given up waiting for it.
+            given up waiting for it; or ``rival``: while a rotation waits, somebody else shreds.
     """
 
     operation: str
@@ -74,7 +94,8 @@ class Trial:
     @property
     def fault(self) -> str:
         """The fault in words."""
-        return {"delay": f"delay {DELAY_MS} ms", HELD: "delay beyond all waits"}.get(self.kind, self.kind)
+        words = {"delay": f"delay {DELAY_MS} ms", HELD: "delay beyond all waits", RIVAL: "a shred meanwhile"}
+        return words.get(self.kind, self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +152,24 @@ def set_fault(plan: FaultPlan, trial: Trial, *, kill: bool = False) -> None:
         raise FormatError(f"A fault is one of {', '.join(KINDS)}.")
 
 
+def check_sweepable(kinds: Iterable[str], points: str) -> tuple[str, ...]:
+    """The kinds, each once.
+
+    Args:
+        kinds: of faults.
+        points: pattern of the points to sweep.
+
+    Raises:
+        FormatError: a kind or a point does not exist.
+    """
+    named = tuple(dict.fromkeys(kinds))
+    if not named or not set(named) <= set(KINDS):
+        raise FormatError(f"Kinds of faults are {', '.join(KINDS)}: name at least one.")
+    if not any(fnmatchcase(point.name, points) for point in FAULT_POINTS):
+        raise FormatError(f"There is no fault point {points!r}: FAULT_POINTS lists them all.")
+    return named
+
+
 class Sweep:
     """The trials on one configuration; :meth:`rehearse` finds them, :meth:`run` runs one.
 
@@ -157,18 +196,14 @@ class Sweep:
         points: str = "*",
         killed: Callable[[Trial, str], list[Told] | None] | None = None,
     ) -> None:
-        self.kinds = tuple(dict.fromkeys(kinds))
-        if not self.kinds or not set(self.kinds) <= set(KINDS):
-            raise FormatError(f"Kinds of faults are {', '.join(KINDS)}: name at least one.")
-        if not any(fnmatchcase(point.name, points) for point in FAULT_POINTS):
-            raise FormatError(f"There is no fault point {points!r}: FAULT_POINTS lists them all.")
+        self.kinds = check_sweepable(kinds, points)
         self.probe = probe
         self._make = make
         self._points = points
         self._killed = killed
         self._name = secrets.token_hex(4)
         self._sessions = 0
-        self._log = _Log(probe.principal.org)
+        self._log = OrgLog(probe.principal.org)
 
     def _session_id(self) -> str:
         self._sessions += 1
@@ -235,6 +270,16 @@ class Sweep:
             MisuseError: the conversation does not go as it should even without a fault, or meets no such point.
             EvidenceArchiveError: keys, store or objects are not as they should be.
         """
+        if trials := self.found():
+            return trials
+        raise MisuseError(f"The conversation meets no point {self._points!r}: nothing would be checked.")
+
+    def found(self) -> tuple[Trial, ...]:
+        """As :meth:`rehearse`; none where the conversation meets no such point.
+
+        Raises:
+            EvidenceArchiveError: as :meth:`rehearse`.
+        """
         for _ in range(2):  # the first one makes the org and loads the policy; the second is like all that follow
             plan, begins = self._rehearsed()
         trials = [
@@ -248,8 +293,6 @@ class Sweep:
             # The batch's own commit: after it the collector of large originals may commit too.
             held = plan.passings[points.index("store.commit.before", points.index("store.insert_batch.after"))]
             trials.append(Trial("archive", held.point, held.number, HELD))
-        if not trials:
-            raise MisuseError(f"The conversation meets no point {self._points!r}: nothing would be checked.")
         return tuple(trials)
 
     def _rehearsed(self) -> tuple[FaultPlan, list[tuple[str, int]]]:
@@ -327,7 +370,7 @@ class Sweep:
             archive.close()
         violations = []
         if plan.count(trial.point) < trial.number:
-            violations.append("The fault was never met: the conversation took another way than in the rehearsal.")
+            violations.append(NOT_MET)
         if seen not in ([], ["old"]):
             violations.append(f"While the commit was held, another process saw a {seen[0]} view.")
         return talk.told, violations
@@ -347,7 +390,7 @@ class Sweep:
         try:
             with closing(self._make(FaultPlan())) as archive:
                 state, archived = self._state(archive, session_id)
-                equal = _restored_equal(archive, probe, session_id, archived) if archived else None
+                equal = restored_equal(archive, probe, session_id, archived) if archived else None
                 session = archive.session(session_id, probe.principal)
                 next_view = probe.shown(session.view(probe.messages()))
                 entries, findings = self._log.new_entries(archive)
@@ -379,7 +422,7 @@ class Sweep:
         return ("all" if archived == wanted else "part" if archived else "nothing"), archived
 
 
-class _Log:
+class OrgLog:
     """The org's audit log, read on from where it was read last, so that a long sweep does not reread it all.
 
     Args:
@@ -423,7 +466,15 @@ def _check_rehearsal(told: Iterable[Told], probe: Probe) -> None:
             )
 
 
-def _restored_equal(archive: Archive, probe: Probe, session_id: str, archived: Iterable[str]) -> bool:
+def restored_equal(archive: Archive, probe: Probe, session_id: str, archived: Iterable[str]) -> bool:
+    """Whether originals of a session come back as they were.
+
+    Args:
+        archive: opened anew.
+        probe: what was archived.
+        session_id: where.
+        archived: result IDs.
+    """
     contents = dict(zip((result_id for result_id, _ in probe.batch), probe.contents, strict=True))
     equal = True
     for result_id in archived:
