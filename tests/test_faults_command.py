@@ -2,17 +2,20 @@
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Desk
+from conftest import TABLES, Desk
 
 from evidence_archive import Archive, Principal
 from evidence_archive.cli import main
+from evidence_archive.rekeying import Rekeying
 from evidence_archive.testing.crashing import Configuration
 from evidence_archive.testing.faults import FaultPlan
+from evidence_archive.testing.safekeeping import DONE, CustodySweep
 from evidence_archive.testing.sweeping import Outcome, Sweep, Trial
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,9 +30,15 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def words(desk: Desk) -> list[str]:
-    """The command on a store that exists."""
+    """The command on a store that exists, for what is archived and restored."""
     desk.open().close()
-    return ["faults", "--url", desk.url, "--keys", str(desk.keys)]
+    return ["faults", "--url", desk.url, "--keys", str(desk.keys), "--operations", "archive"]
+
+
+@pytest.fixture
+def keeping(words: list[str]) -> list[str]:
+    """The same for rotations and shreds."""
+    return [*words[:-1], "rotate,shred"]
 
 
 def refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
@@ -163,6 +172,7 @@ def test_what_given_up_batches_leave_in_the_objects_is_counted(
 ) -> None:
     sqlite_desk.open().close()
     words = ["faults", "--url", sqlite_desk.url, "--keys", str(sqlite_desk.keys), "--org", "faults-here"]
+    words += ["--operations", "archive"]
     assert main([*words, "--points", "store.insert_originals.before", "--kinds", "error"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.endswith(", 3 batches, 3 objects, 1 intents.")
@@ -225,6 +235,7 @@ def test_what_cannot_run_is_one_sentence_and_exit_2(
     assert "There is no key file" in refused(capsys, [*words[:3], "--keys", str(desk.folder / "none.keys")])
     assert "EVIDENCE_ARCHIVE_KEYS" in refused(capsys, words[:3])
     assert "--kinds names some of error,outage,delay,crash." in refused(capsys, [*words, "--kinds", "flood"])
+    assert "--operations names some of archive,rotate,shred." in refused(capsys, [*words, "--operations", "gc"])
     assert "There is no fault point" in refused(capsys, [*words, "--points", "store.comit.*"])
     assert "meets no point" in refused(capsys, [*words, "--points", "objects.tidy.before"])
     assert main([*words, "--tool", "x" * 5, "--policy", str(desk.folder / "none.toml"), "--json"]) == 2
@@ -249,13 +260,99 @@ def test_the_help_has_an_example_and_says_what_the_exit_codes_mean(capsys: pytes
     assert "..." not in out
 
 
+# --- rotations and shreds ---------------------------------------------------------------------------------------
+
+
+def test_rotations_and_shreds_are_swept_without_touching_a_key_or_an_org_in_use(
+    keeping: list[str], desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    officer = Principal("north-clinic", "key-officer", {"custodian"})
+    with desk.open() as archive:
+        archive.session("case", officer)
+    keys, before = desk.keys.read_bytes(), {name: desk.rows(name, "org = 'north-clinic'") for name in TABLES}
+    assert main([*keeping, "--points", "store.commit.*", "--kinds", "error"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    table = [line.split("  ")[0] for line in lines[2 : lines.index("")]]
+    assert list(dict.fromkeys(table)) == ["rotate", "shred original", "shred session", "complete shred"]
+    assert (
+        " ".join(lines[2].split()) == "rotate store.commit.before 1 error StoreUnavailableError nothing same yes ok"
+    )
+    assert ", a part after " in lines[-2]
+    assert lines[-1] == "8 orgs of rotations and shreds: shredded, with all that was in them."
+    own = re.search(r"keys of their own in (\S+), which go", err)
+    assert own is not None
+    assert not Path(own[1]).parent.exists()
+    assert desk.keys.read_bytes() == keys
+    assert {name: desk.rows(name, "org = 'north-clinic'") for name in TABLES} == before
+    with desk.open() as archive:
+        assert archive.custody(officer).rotate().version == 2
+        archive.custody(officer).retire(1)
+
+
+def test_what_is_not_swept_is_in_the_table_and_in_the_document_with_its_reason(
+    keeping: list[str], desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EVIDENCE_ARCHIVE_KEYS", desk.keys.read_text())
+    words = [*keeping[:3], *keeping[5:], "--points", "store.commit.before", "--kinds", "error"]
+    assert main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {one["operation"] for one in report["outcomes"]} == {"shred original", "shred session"}
+    assert [one["operation"] for one in report["not_swept"]] == ["rotate", "complete shred"]
+    assert "make and destroy no versions by themselves" in report["not_swept"][0]["reason"]
+    assert (report["shredded_orgs"], report["orgs_not_shredded"], report["keys_kept"]) == (4, [], None)
+    assert (report["ok"], report["left_in_store"]) == (True, {})
+    assert main(words) == 0
+    assert "\nnot swept: rotate: these keys make and destroy no versions" in capsys.readouterr().out
+    keeps = desk.folder / "keeps.toml"
+    keeps.write_text('[policy]\nname = "k"\nversion = 1\ndefault = "allow"\n[[retention]]\ndays = 3\n')
+    assert "Nothing can be swept: the policy keeps" in refused(capsys, [*keeping, "--policy", str(keeps)])
+    assert main([*keeping[:-1], "archive,shred", "--policy", str(keeps), *words[-4:]]) == 0
+    assert "not swept: shred original: the policy keeps results" in capsys.readouterr().out
+
+
+def test_an_interrupted_sweep_shreds_its_orgs_and_destroys_its_keys(
+    keeping: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, ran = CustodySweep.run, list[Trial]()
+
+    def interrupted(sweep: CustodySweep, trial: Trial) -> Outcome:
+        ran.append(trial)
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        return run(sweep, trial)
+
+    monkeypatch.setattr(CustodySweep, "run", interrupted)
+    assert main([*keeping, "--points", "store.commit.*", "--kinds", "error"]) == 130
+    out, err = capsys.readouterr()
+    assert " faults tried; 0 violations so far." in out
+    assert out.splitlines()[-1] == "5 orgs of rotations and shreds: shredded, with all that was in them."
+    own = re.search(r"keys of their own in (\S+), which go", err)
+    assert own is not None
+    assert not Path(own[1]).parent.exists()
+
+
+def test_a_naive_rotation_is_exit_1(
+    keeping: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from test_faults_safekeeping import _retires_first
+
+    monkeypatch.setattr(Rekeying, "rotate", _retires_first)
+    words = [*keeping[:-1], "rotate", "--points", "store.update_scopes.before", "--kinds", "error"]
+    assert main(words) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].endswith("VIOLATION")
+    assert any(line.startswith("VIOLATION  rotate, store.update_scopes.before 1, error: ") for line in lines)
+
+
 @pytest.mark.nightly
 def test_the_whole_sweep_with_real_kills_finds_nothing(
     words: list[str], capsys: pytest.CaptureFixture[str], record_property: Any
 ) -> None:
-    code = main([*words, "--json"])
+    code = main([*words[:-2], "--json"])
     report = json.loads(capsys.readouterr().out)
     record_property("trials", report["trials"])
     assert [one for one in report["outcomes"] if not one["ok"]] == []
     assert code == 0
-    assert sum(one["told"] == "killed" for one in report["outcomes"]) > 100
+    assert sum(one["told"] == "killed" for one in report["outcomes"]) > 200
+    assert {*DONE, "archive"} <= {one["operation"] for one in report["outcomes"]}

@@ -81,7 +81,7 @@ def _faults(
     In a new org that nothing else uses: an error once, an outage that lasts, a wait, and a process killed by SIGKILL,
     at each point where an archive meets its store, its objects or its keys. After each an archive opened anew looks:
     all of the batch is there or nothing, every original comes back equal, the audit log holds, what was told is true.
-    Key rotation and shredding are swept too, in new orgs under new keys, which are made for it and destroyed.
+    Rotations and shreds are swept too, in orgs and under keys that are made for it and destroyed.
     Exit 1 when that fails once, 2 when it could not run. Nothing of your own orgs is read or written, so
     nothing shows whether the keys are theirs: 'evidence-archive audit log' on an org of yours does.
     """
@@ -293,6 +293,8 @@ def _sweep(
             kept = [one for one in asked if one not in reasons]
             if kept:
                 runs += _keeping(stack, report, configuration, named, kept, with_own_keys=not reasons)
+            if not runs:
+                raise MisuseError(f"Nothing can be swept: {'; '.join(dict.fromkeys(reasons.values()))}.")
             if not any(run.trials for run in runs):
                 raise MisuseError(f"What is to be swept meets no point {points!r}: nothing would be checked.")
             _try_all(report, runs)

@@ -421,6 +421,8 @@ class CustodySweep:
             shown = archive.session(session_id, self._probe.principal).view(messages)
         except ShreddedError:
             return "none" if len(gone) == len(ids) else "mixed"
+        except EvidenceArchiveError:
+            return "mixed"
         texts = [seen["content"] for message, seen in zip(messages, shown, strict=True) if message["role"] == "tool"]
         wanted = [f"[{'shredded' if one in gone else 'archived'} {one} " for one in ids]
         if not all(text.startswith(begin) for text, begin in zip(texts, wanted, strict=True)):
