@@ -48,6 +48,11 @@ DUE_MAX = 10_000
 KEK_VERSION_MAX = 2**31 - 1
 """Above every version that a provider has."""
 
+EVER_US = 2**62
+"""A time when every intent is over."""
+
+OBJECT_ROWS_MAX = 2**31 - 1
+"""All of them."""
 
 _TRIES_MAX = 5
 
@@ -440,7 +445,9 @@ class Disposal:
             if not org.aux_wrapped:
                 raise ShreddedError("This org was shredded before.")
             originals, after, version = 0, "", org.kek_version
-            objects: list[str] = []
+            # What the collector was to delete later: nobody can run it for this org any more.
+            lapsed = writer.lapsed_objects(EVER_US, OBJECT_ROWS_MAX)
+            objects = [key for place in lapsed for key in Envelopes.object_keys(place)]
             while sessions := writer.sessions(after, SESSIONS_PER_READ):
                 after = sessions[-1].session_id
                 for one in sessions:

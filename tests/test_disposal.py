@@ -29,7 +29,7 @@ from evidence_archive.keys import FileKeys
 from evidence_archive.ports import CustodyRow
 from evidence_archive.store import sql
 from evidence_archive.store.sql import SqlWriter
-from evidence_archive.testing import FrozenClock
+from evidence_archive.testing import FaultPlan, FrozenClock, faulted
 
 CUSTODIAN = Principal(org="north-clinic", subject="records-office", roles={"custodian"})
 DAY_US = 86_400_000_000
@@ -468,6 +468,17 @@ def test_an_object_of_what_was_shredded_goes_and_others_stay(desk: Desk, owner: 
         assert len(list(folder.rglob("*.00000"))) == 2
         assert CANARY in session.restore("r1").content
         archive.custody(CUSTODIAN).shred(session_id="case-1")
+        assert not list(folder.rglob("*.00000"))
+
+
+def test_an_object_that_could_not_be_deleted_goes_with_the_org(desk: Desk, owner: Principal, talk: Conversation):
+    folder, plan = desk.folder / "objects", FaultPlan()
+    with desk.open(objects=folder, inline_size_max=100) as archive:
+        archived(faulted(archive, plan), owner, "case-1", talk)
+        plan.error("objects.delete.before", times=1)
+        archive.custody(CUSTODIAN).shred(session_id="case-1", result_id="r2")
+        assert len(list(folder.rglob("*.00000"))) == 3  # put off for hours, by when nobody can open the org
+        archive.custody(CUSTODIAN).shred()
         assert not list(folder.rglob("*.00000"))
 
 
