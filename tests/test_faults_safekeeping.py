@@ -119,6 +119,20 @@ def test_the_orgs_of_a_sweep_are_shredded_and_stand_in_nobodys_way(make: Make, d
         assert archive.custody(owner).backup(desk.folder / "monday").orgs
 
 
+@pytest.mark.parametrize("operation", ["shred original", "shred session"])
+def test_no_object_is_left_of_what_was_shredded(desk: Desk, policy: Policy, operation: str) -> None:
+    folder = desk.folder / "objects"
+
+    def make(plan: FaultPlan) -> Archive:
+        archive = desk.open(policy=policy, counter=Characters(), objects=folder, inline_size_max=1_000)
+        return faulted(archive, plan)
+
+    outcomes = swept(make, operation, points="objects.*")
+    assert len(outcomes) >= 8
+    assert found(iter(outcomes)) == set()
+    assert list(folder.rglob("*.0*")) == []
+
+
 def test_a_killed_process_leaves_a_rotation_that_goes_on_and_a_shred_whole_or_not_begun(desk: Desk) -> None:
     desk.open().close()
     configuration = Configuration(desk.url, str(desk.keys))

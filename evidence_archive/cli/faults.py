@@ -16,7 +16,6 @@ import typer
 from evidence_archive.cli.options import Json, Keys, Objects, PolicyFile, Roles, Url
 from evidence_archive.cli.render import counted, emit_json, note, say, table_rows
 from evidence_archive.errors import EvidenceArchiveError, MisuseError, NotAvailableError
-from evidence_archive.keys import open_provider
 
 if TYPE_CHECKING:
     from evidence_archive.archive import Archive
@@ -270,6 +269,7 @@ def _sweep(
     kinds: Sequence[str],
     points: str,
 ) -> None:
+    from evidence_archive.keys import open_provider
     from evidence_archive.testing.conversing import Probe, tool_allowed_by
     from evidence_archive.testing.faults import FaultPlan
     from evidence_archive.testing.safekeeping import OPERATIONS, why_not_swept

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         faulted,
     )
     from evidence_archive.testing.key_contract import KeyProviderContract
+    from evidence_archive.testing.safekeeping import CustodySweep
     from evidence_archive.testing.scripted import (
         HARD_CALL_IDS,
         Call,
@@ -51,6 +52,7 @@ _HOMES = {
         "faulted",
     ),
     "key_contract": ("KeyProviderContract",),
+    "safekeeping": ("CustodySweep",),
     "scripted": (
         "HARD_CALL_IDS",
         "Call",
@@ -73,6 +75,7 @@ __all__ = [
     "Call",
     "ChatServer",
     "Crashed",
+    "CustodySweep",
     "FaultPlan",
     "FaultPoint",
     "FaultyKeys",
