@@ -2,15 +2,16 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from conftest import Conversation, Desk
 
 from evidence_archive import Principal
-from evidence_archive.cli import main
+from evidence_archive.cli import app, main, opening
 from evidence_archive.proof.checkpoint import VerifierKey, open_proof
 
 LINES = "a line of a log that is long enough\n" * 40
@@ -77,6 +78,7 @@ COMMANDS = [
     ["keys", "census"],
     ["keys", "retire"],
     ["audit", "checkpoint"],
+    ["audit", "reanchor"],
     ["audit", "key"],
     ["audit", "prove"],
     ["audit", "verify-proof"],
@@ -111,7 +113,7 @@ def test_a_hold_is_placed_listed_obeyed_and_released(run: Run):
     assert (code, "claim 12/34" in out, "1 active hold." in out) == (0, True, True)
     code, _, err = run("shred", "--session", "case-4711", "--result", "r1", "--yes")
     assert (code, hold in err) == (61, True)
-    code, _, err = run("shred", "--yes")
+    code, _, err = run("shred", "--whole-org", "--yes")
     assert (code, hold in err) == (61, True)
     assert loaded(run, "hold", "release", hold)["released_by"] == "records-office"
     assert run("hold", "release", hold)[0] == 40
@@ -129,8 +131,8 @@ def test_a_hold_is_placed_listed_obeyed_and_released(run: Run):
 
 
 def test_nothing_is_destroyed_without_a_yes(run: Run, store: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    answers = tmp_path / "answers"
-    for words, command in (("n\n", ["shred"]), ("\n", ["shred"]), ("", ["shred"]), ("n\n", ["keys", "retire", "1"])):
+    answers, org = tmp_path / "answers", ["shred", "--whole-org"]
+    for words, command in (("n\n", org), ("\n", org), ("", org), ("n\n", ["keys", "retire", "1"])):
         answers.write_text(words)
         with answers.open() as stdin:
             monkeypatch.setattr("sys.stdin", stdin)
@@ -157,7 +159,14 @@ def test_a_retention_is_lengthened_and_what_is_due_is_listed_before_it_goes(run:
 
 
 def test_who_has_not_the_role_gets_nothing(run: Run):
-    for command in (["hold", "list"], ["shred", "--yes"], ["gc"], ["keys", "rotate"], ["audit", "key"], ["shreds"]):
+    for command in (
+        ["hold", "list"],
+        ["shred", "--whole-org", "--yes"],
+        ["gc"],
+        ["keys", "rotate"],
+        ["audit", "key"],
+        ["shreds"],
+    ):
         code, out, err = run(*command, "--role", "agent")
         assert (code, out) == (12, ""), command
         assert "Not available" in err
@@ -171,6 +180,151 @@ def test_acts_are_kept_in_a_register_outside_the_store(run: Run, tmp_path: Path)
     assert run("hold", "release", hold, "--register", str(register))[0] == 0
     assert run("shred", "--session", "case-4711", "--yes", "--register", str(register))[0] == 0
     assert len(register.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("command", [["shred", "--yes"], ["hold", "add", "claim"]], ids=" ".join)
+def test_an_option_that_was_forgotten_does_not_mean_the_whole_org(run: Run, store: Desk, command: list[str]):
+    code, out, err = run(*command)
+    assert (code, out) == (2, "")
+    assert "Name --session, or --whole-org." in err
+    assert run(*command, "--session", "case-4711", "--whole-org")[0] == 2
+    assert run(*command, "--whole-org", "--result", "r1")[0] == 2
+    assert (len(store.rows("originals")), store.rows("holds")) == (3, [])
+    code, out, _ = run(*command, "--whole-org")
+    assert (code, "whole org" in out.lower()) == (0, True)
+
+
+# --- under which policy ---------------------------------------------------------------------------------------------
+
+RECORDS = """
+[policy]
+name = "records"
+version = 1
+default = "allow"
+
+[custody]
+roles = ["records"]
+
+[[restore]]
+roles = ["records"]
+"""
+
+ASKS: dict[str, list[str]] = {
+    "hold add": ["claim", "--whole-org"],
+    "hold release": ["{hold}"],
+    "hold list": [],
+    "retain": ["case-4711", "r1", "2999-01-01"],
+    "shred": ["--session", "case-4711", "--yes"],
+    "shreds": [],
+    "gc": ["--run"],
+    "verify": [],
+    "fsck": ["--quarantine"],
+    "evidence export": ["case-4711", "r1", "--out", "{folder}/bundle.zip"],
+    "backup make": ["{folder}/backup"],
+    "register append": ["{folder}/register.jsonl"],
+    "keys check": [],
+    "keys rotate": [],
+    "keys census": [],
+    "keys retire": ["1", "--yes"],
+    "audit checkpoint": [],
+    "audit reanchor": [],
+    "audit key": [],
+    "audit prove": ["case-4711", "--out", "{folder}/proofs"],
+    "audit verify-checkpoint": ["{folder}/old.checkpoint"],
+    "results": ["case-4711"],
+    "restore": ["case-4711", "r1"],
+}
+"""Commands whose answer depends on the policy, with arguments that do something."""
+
+ASKS_BACKUP = "backup restore"
+"""The one that asks the databases of a backup."""
+
+ASKS_NOTHING = {"audit log", "resume", "collect", "faults"}
+"""Commands that do the same under every policy, and the one that refuses an org that is in use."""
+
+ENDS_WITH_2 = {"verify", "fsck"}
+"""What cannot run ends with 2 there."""
+
+
+def commands_with_a_policy() -> set[str]:
+    def walked(command: Any, name: str) -> Iterator[str]:
+        for inner, one in getattr(command, "commands", {}).items():
+            yield from walked(one, f"{name} {inner}".strip())
+        if any(parameter.name == "policy" for parameter in command.params):
+            yield name
+
+    return set(walked(typer.main.get_command(app), ""))
+
+
+def test_every_command_that_takes_a_policy_is_known_to_ask_for_it_or_not_to():
+    assert commands_with_a_policy() == {*ASKS, ASKS_BACKUP, *ASKS_NOTHING}
+
+
+@pytest.fixture
+def guarded(run: Run, store: Desk, owner: Principal, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command by its name on a store that is used under a policy of its own, with things to act on."""
+    policy = tmp_path / "records.toml"
+    policy.write_text(RECORDS)
+    officer = Principal("north-clinic", "records-office", {"records"})
+    with store.open(policy=policy) as archive:
+        archive.session("case-4711", owner)
+        custody = archive.custody(officer)
+        hold = custody.hold("claim", session_id="case-4711", result_id="r1").id
+        (tmp_path / "old.checkpoint").write_text(custody.checkpoint(), "utf-8")
+    given = {"{hold}": hold, "{folder}": str(tmp_path), "{policy}": str(policy)}
+
+    def ran(name: str, *more: str) -> tuple[int, str, str]:
+        words = [*name.split(), *ASKS[name], *more]
+        for mark, word in given.items():
+            words = [one.replace(mark, word) for one in words]
+        return run(*words)
+
+    return ran
+
+
+NAMED = ("--policy", "{policy}", "--role", "records")
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_without_the_policy_of_the_org_nothing_is_done_and_nobody_is_let_in(
+    name: str, guarded: Run, store: Desk, tmp_path: Path
+):
+    before, files = store.saved(), set(os.listdir(tmp_path))
+    code, out, err = guarded(name)
+    assert (code, out) == (2 if name in ENDS_WITH_2 else 10, "")
+    assert "--policy or EVIDENCE_ARCHIVE_POLICY" in err
+    assert (store.saved(), set(os.listdir(tmp_path))) == (before, files)
+    if name not in ("results", "restore"):
+        code, out, err = guarded(name, "--policy", "{policy}")  # as a custodian, who is nobody there
+        assert (code, out) == (2 if name in ENDS_WITH_2 else 12, "")
+        assert "--role and --policy" in err
+    expected = {"shred": 61, "keys retire": 40}  # what is held, and the version that is current
+    assert guarded(name, *NAMED)[0] == expected.get(name, 0)
+
+
+def test_must_fail_control_a_command_that_takes_the_default_destroys(
+    guarded: Run, store: Desk, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(opening, "_check_default", lambda *_, **__: None)
+    assert guarded("hold release")[0] == 0
+    assert guarded("shred")[0] == 0
+    assert store.rows("originals") == []
+
+
+def test_a_backup_is_not_put_back_under_a_policy_that_was_guessed(
+    guarded: Run, store: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert guarded("backup make", *NAMED)[0] == 0
+    words = ["backup", "restore", str(tmp_path / "backup"), f"sqlite:///{tmp_path}/new.db"]
+    words += ["--keys", str(store.keys), "--subject", "records-office"]
+    before = set(os.listdir(tmp_path))
+    assert main(words) == 10
+    assert "--policy or EVIDENCE_ARCHIVE_POLICY" in capsys.readouterr().err
+    policy = ["--policy", str(tmp_path / "records.toml")]
+    assert main([*words, *policy]) == 12
+    assert "--role and --policy" in capsys.readouterr().err
+    assert set(os.listdir(tmp_path)) == before
+    assert main([*words, *policy, "--role", "records"]) == 0
 
 
 # --- keys -------------------------------------------------------------------------------------------------------
@@ -227,7 +381,7 @@ def test_a_signed_head_goes_to_its_anchors_and_is_held_against_the_log(run: Run,
     assert (code, json.loads(anchor.read_text().splitlines()[0])["note"]) == (0, note)
     kept = tmp_path / "old.checkpoint"
     kept.write_text(note, "utf-8")
-    run("hold", "add", "something happens")
+    run("hold", "add", "something happens", "--whole-org")
     code, out, _ = run("audit", "verify-checkpoint", str(kept))
     assert (code, out.startswith("CONSISTENT")) == (0, True)
     kept.write_text(note.replace("\n", "\n1", 1), "utf-8")

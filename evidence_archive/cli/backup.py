@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from evidence_archive.cli.opening import opened, provider
+from evidence_archive.cli.opening import NAME_THE_POLICY, custody_of, provider
 from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, Subject, Url
 from evidence_archive.cli.render import counted, emit_json, say, table
+from evidence_archive.errors import NotAvailableError, PolicyError
 from evidence_archive.model import Principal, format_time
 
 __all__ = ["register"]
@@ -67,9 +68,9 @@ def _make(
     Programs go on meanwhile. Every original in the copy is opened with the keys before the folder counts as a backup.
     The keys are not in it: keep them elsewhere.
     """
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
-        backup = archive.custody(principal).backup(folder)
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal) as custody:
+        backup = custody.backup(folder)
     if as_json:
         sizes = {"files": backup.files, "size_bytes": backup.size_bytes}
         emit_json({**_told(backup.made_at_us), "folder": str(backup.folder), "orgs": backup.orgs, **sizes})
@@ -116,16 +117,23 @@ def _restore(
     from evidence_archive.backup import restore_backup
     from evidence_archive.policy import Policy
 
-    restored = restore_backup(
-        folder,
-        target,
-        keys=provider(keys),
-        policy=Policy.default() if policy is None else Policy.load(policy),
-        subject=subject,
-        roles=role or ("custodian",),
-        objects=objects,
-        replays=replay or (),
-    )
+    try:
+        restored = restore_backup(
+            folder,
+            target,
+            keys=provider(keys),
+            policy=None if policy is None else Policy.load(policy),
+            subject=subject,
+            roles=role or ("custodian",),
+            objects=objects,
+            replays=replay or (),
+        )
+    except PolicyError as error:
+        error.args = (str(error).replace("name the policy.", NAME_THE_POLICY),)
+        raise
+    except NotAvailableError as error:
+        error.args = ("Not available: check --role and --policy, which says who puts backups back.",)
+        raise
     if as_json:
         emit_json({**_told(restored.made_at_us), "restored": restored, "replayed": bool(replay)})
         return
@@ -169,9 +177,9 @@ def _append(
     """
     from evidence_archive.register import Register
 
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
-        added = archive.custody(principal).append_to(Register(path))
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal) as custody:
+        added = custody.append_to(Register(path))
     if as_json:
         emit_json({"path": str(path), "added": added})
     else:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evidence_archive.cli.opening import opened
+from evidence_archive.cli.opening import custody_of
 from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, RegisterFile, Subject, Url
 from evidence_archive.cli.render import counted, emit_json, say, table
 from evidence_archive.model import Principal, format_time
@@ -19,12 +19,11 @@ _STORE = "--url sqlite:///evidence.db --keys evidence.keys --org north-clinic --
 
 _SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="Session id.", show_default=False)]
 _ResultArgument = Annotated[str, typer.Argument(metavar="RESULT", help="Result ID, such as r3.", show_default=False)]
-_SessionOption = Annotated[
-    str | None, typer.Option("--session", metavar="ID", help="Which session; without it the whole org.")
-]
+_SessionOption = Annotated[str | None, typer.Option("--session", metavar="ID", help="Which session.")]
+_WholeOrg = Annotated[bool, typer.Option("--whole-org", help="Everything of the org, in place of --session.")]
 _ResultOption = Annotated[
     str | None,
-    typer.Option("--result", metavar="ID", help="Which original of it, such as r3; without it all."),
+    typer.Option("--result", metavar="ID", help="Which original of it, such as r3; without it all of the session."),
 ]
 _Confirmed = Annotated[bool, typer.Option("--yes", help="Do it without asking: it cannot be undone.")]
 
@@ -55,6 +54,7 @@ def _add(
     subject: Subject,
     session: _SessionOption = None,
     result: _ResultOption = None,
+    whole_org: _WholeOrg = False,
     keys: Keys = None,
     policy: PolicyFile = None,
     objects: Objects = None,
@@ -66,9 +66,10 @@ def _add(
 
     Until it is released, nothing of what it is on is destroyed, by whatever path.
     """
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False, register=register_file) as (archive, _):
-        hold = archive.custody(principal).hold(reason, session_id=session, result_id=result)
+    _check_named(session, result, whole_org)
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal, register=register_file) as custody:
+        hold = custody.hold(reason, session_id=session, result_id=result)
     if as_json:
         emit_json(hold)
     else:
@@ -89,9 +90,9 @@ def _release(
     as_json: Json = False,
 ) -> None:
     """Release a legal hold; others on the same still hold."""
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False, register=register_file) as (archive, _):
-        released = archive.custody(principal).release(hold)
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal, register=register_file) as custody:
+        released = custody.release(hold)
     if as_json:
         emit_json(released)
     else:
@@ -110,9 +111,9 @@ def _list(
     as_json: Json = False,
 ) -> None:
     """List all legal holds, released ones included."""
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
-        holds = archive.custody(principal).holds()
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal) as custody:
+        holds = custody.holds()
     if as_json:
         emit_json(holds)
         return
@@ -158,10 +159,10 @@ def _retain(
 
     A retention is lengthened, never shortened.
     """
-    principal = Principal(org, subject, role or ("custodian",))
+    principal = Principal(org, subject, role or ())
     until_us = int(until.replace(tzinfo=UTC).timestamp()) * 1_000_000
-    with opened(url, keys, policy, objects, principal, decides=False, register=register_file) as (archive, _):
-        archive.custody(principal).retain(session, result, until_us)
+    with custody_of(url, keys, policy, objects, principal, register=register_file) as custody:
+        custody.retain(session, result, until_us)
     if as_json:
         emit_json({"session": session, "result": result, "retention_until_us": until_us})
     else:
@@ -175,6 +176,7 @@ def _shred(
     subject: Subject,
     session: _SessionOption = None,
     result: _ResultOption = None,
+    whole_org: _WholeOrg = False,
     yes: _Confirmed = False,
     keys: Keys = None,
     policy: PolicyFile = None,
@@ -187,12 +189,13 @@ def _shred(
 
     Exit 61 where a hold, 60 where a retention forbids it; then nothing was destroyed.
     """
-    what = _what(session, result) if session else f"the WHOLE org {org}"
+    _check_named(session, result, whole_org)
+    what = f"the WHOLE org {org}" if whole_org else _what(session, result)
     if not yes:
         typer.confirm(f"Destroy {what} for good?", abort=True, err=True)
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False, register=register_file) as (archive, _):
-        shred = archive.custody(principal).shred(session_id=session, result_id=result)
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal, register=register_file) as custody:
+        shred = custody.shred(session_id=session, result_id=result)
     if as_json:
         emit_json(shred)
         return
@@ -223,9 +226,9 @@ def _shreds(
     as_json: Json = False,
 ) -> None:
     """List what was shredded, and how far that is true by now."""
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
-        shreds = archive.custody(principal).shreds()
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal) as custody:
+        shreds = custody.shreds()
     if as_json:
         emit_json(shreds)
         return
@@ -261,9 +264,9 @@ def _gc(
 
     With --run, those that no hold keeps are destroyed.
     """
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False, register=register_file) as (archive, _):
-        due = archive.custody(principal).gc(dry_run=not run)
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal, register=register_file) as custody:
+        due = custody.gc(dry_run=not run)
     if as_json:
         emit_json({"dry_run": not run, "due": due})
         return
@@ -280,6 +283,14 @@ def _gc(
 def _due_row(due: "Due", *, run: bool) -> tuple[object, ...]:
     what = "held" if due.held else "destroyed" if run else "due"
     return due.session_id, due.result_id, due.size_bytes, format_time(due.retention_until_us), what
+
+
+def _check_named(session_id: str | None, result_id: str | None, whole_org: bool) -> None:
+    """Return only if it was said what is meant: what was forgotten does not mean everything."""
+    if (session_id is not None) == whole_org:
+        raise typer.BadParameter("Name --session, or --whole-org.")
+    if whole_org and result_id is not None:
+        raise typer.BadParameter("--result goes with --session.")
 
 
 def _what(session_id: str | None, result_id: str | None) -> str:

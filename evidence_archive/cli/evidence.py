@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from evidence_archive.cli.inspect import new_file
-from evidence_archive.cli.opening import opened
+from evidence_archive.cli.opening import custody_of
 from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, Subject, Url
 from evidence_archive.cli.proofs import KeyLine, verifier
 from evidence_archive.cli.render import counted, emit_json, say, table
@@ -62,10 +62,9 @@ def _export(
     Whoever gets the file verifies it with the log's public key, and needs no database. It holds the original in the
     clear, and the key that opens its envelope: keep it as you would keep the original.
     """
-    principal = Principal(org, subject, role or ("custodian",))
-    with new_file(out) as file, opened(url, keys, policy, objects, principal, decides=True) as (archive, _):
+    principal = Principal(org, subject, role or ())
+    with new_file(out) as file, custody_of(url, keys, policy, objects, principal) as custody:
         assert file is not None  # noqa: S101 - narrows the type: there is a path
-        custody = archive.custody(principal)
         exported = custody.export(file, session, result_id, include_original=not without_original)
         key = custody.key()
     if as_json:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evidence_archive.cli.opening import opened
+from evidence_archive.cli.opening import custody_of
 from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, Subject, Url
 from evidence_archive.cli.render import counted, emit_json, say, table
 from evidence_archive.model import Principal
@@ -73,9 +73,9 @@ def _check(
 
     Exit 22 for the wrong keys, 21 where a version is missing.
     """
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
-        opened_keys = archive.custody(principal).check_keys()
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal) as custody:
+        opened_keys = custody.check_keys()
     if as_json:
         emit_json({"org": org, "opened": opened_keys})
     else:
@@ -100,9 +100,9 @@ def _rotate(
 
     No original is touched. Stopped anywhere, it goes on with --sweep-only. Old versions stay until they are retired.
     """
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
-        rotation = archive.custody(principal).rotate(new_version=not sweep_only)
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal) as custody:
+        rotation = custody.rotate(new_version=not sweep_only)
     if as_json:
         emit_json(rotation)
         return
@@ -122,9 +122,9 @@ def _census(
     as_json: Json = False,
 ) -> None:
     """Count the keys of an org by the version they are wrapped under."""
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
-        census = archive.custody(principal).census()
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal) as custody:
+        census = custody.census()
     if as_json:
         emit_json(census)
     else:
@@ -151,9 +151,8 @@ def _retire(
     """
     if not yes:
         typer.confirm(f"Destroy key version {version} for good?", abort=True, err=True)
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
-        custody = archive.custody(principal)
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal) as custody:
         custody.retire(version)
         census = custody.census()
     if as_json:

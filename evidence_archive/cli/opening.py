@@ -6,16 +6,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evidence_archive.errors import KeyringError, NotAvailableError, PolicyError
+from evidence_archive.errors import IntegrityError, KeyringError, NotAvailableError, PolicyError
 from evidence_archive.model import Principal, format_result_id
 
 if TYPE_CHECKING:
     from evidence_archive.archive import Archive
+    from evidence_archive.custody import Custody
     from evidence_archive.ports import KeyProvider
     from evidence_archive.vault import Vault
 
-__all__ = ["opened", "provider", "suspension", "undecided"]
+__all__ = ["NAME_THE_POLICY", "custody_of", "opened", "provider", "suspension", "undecided"]
 
+NAME_THE_POLICY = "name the policy with --policy or EVIDENCE_ARCHIVE_POLICY."
+"""What to do where the default was taken and is not the one."""
+
+_NOT_A_CUSTODIAN = (
+    "Not available: check --org, --subject, --role and --policy, and the session, result or hold where one is named."
+)
 _NEW_KEYS = re.compile(r": [^:`]*`evidence-archive keys new .*", re.DOTALL)
 
 
@@ -84,13 +91,54 @@ def provider(keys: str | None) -> "KeyProvider":
         raise type(error)(words) from error
 
 
-def _check_default(vault: "Vault") -> None:
-    with vault.store.reading(vault.store_wait_ms) as reader:
-        loaded = reader.head().policy_digest
+@contextmanager
+def custody_of(
+    url: str,
+    keys: str | None,
+    policy: Path | None,
+    objects: str | None,
+    principal: Principal,
+    *,
+    damaged: bool = False,
+    anchors: Sequence[str] = (),
+    register: Path | None = None,
+) -> Iterator["Custody"]:
+    """What a custodian may do: the policy says who is one, so that it has to be the one the org was used under.
+
+    Args:
+        url, keys, policy, objects, anchors, register: as for :func:`opened`.
+        principal: who acts; without a role of its own a ``custodian``.
+        damaged: go on where the head of the log cannot be read, because finding that out is what is asked.
+
+    Raises:
+        PolicyError: no policy was named, and the org was last used under another one than the default.
+        NotAvailableError: there is no such org here, or the principal has none of the roles; says which options.
+        KeyringError, StoreError, IntegrityError: as for :func:`opened`.
+    """
+    who = Principal(principal.org, principal.subject, principal.roles or ("custodian",))
+    options: dict[str, Any] = {"decides": False, "anchors": anchors, "register": register}
+    try:
+        with opened(url, keys, policy, objects, who, **options) as (archive, vault):
+            if policy is None:
+                _check_default(vault, damaged=damaged)
+            yield archive.custody(who)
+    except NotAvailableError as error:
+        error.args = (_NOT_A_CUSTODIAN,)
+        raise
+
+
+def _check_default(vault: "Vault", *, damaged: bool = False) -> None:
+    try:
+        with vault.store.reading(vault.store_wait_ms) as reader:
+            loaded = reader.head().policy_digest
+    except IntegrityError:
+        if not damaged:
+            raise
+        return
     if loaded not in (None, vault.policy.digest):
         raise PolicyError(
             f"This org was last used under another policy (digest {str(loaded)[:12]}) than the built-in default: "
-            "name the policy with --policy or EVIDENCE_ARCHIVE_POLICY."
+            f"{NAME_THE_POLICY}"
         )
 
 

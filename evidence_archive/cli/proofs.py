@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evidence_archive.cli.opening import opened
+from evidence_archive.cli.opening import custody_of, opened
 from evidence_archive.cli.options import (
     Anchors,
     Custodians,
@@ -151,9 +151,9 @@ def _checkpoint(
     as_json: Json = False,
 ) -> None:
     """Sign the head of the log, and hand a copy to every anchor; the signed note is printed."""
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False, anchors=anchor or ()) as (archive, _):
-        note = archive.custody(principal).checkpoint()
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal, anchors=anchor or ()) as custody:
+        note = custody.checkpoint()
     _print_head(note, as_json)
 
 
@@ -170,9 +170,9 @@ def _reanchor(
     as_json: Json = False,
 ) -> None:
     """Sign the head of a log that was put back on purpose, and give up the longer one that an anchor knows."""
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False, anchors=anchor or ()) as (archive, _):
-        note = archive.custody(principal).reanchor()
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal, anchors=anchor or ()) as custody:
+        note = custody.reanchor()
     _print_head(note, as_json)
 
 
@@ -195,9 +195,9 @@ def _key(
     as_json: Json = False,
 ) -> None:
     """Print the public key that verifies this log's checkpoints and proofs; an auditor keeps it."""
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
-        key = archive.custody(principal).key()
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal) as custody:
+        key = custody.key()
     if as_json:
         emit_json({"key": key})
     else:
@@ -223,9 +223,8 @@ def _prove(
 
     Each is a file of its own that 'audit verify-proof' checks with the public key alone.
     """
-    principal = Principal(org, subject, role or ("custodian",))
-    with opened(url, keys, policy, objects, principal, decides=False, anchors=anchor or ()) as (archive, _):
-        custody = archive.custody(principal)
+    principal = Principal(org, subject, role or ())
+    with custody_of(url, keys, policy, objects, principal, anchors=anchor or ()) as custody:
         proven = [custody.prove(seq) for seq in custody.entries(session, result)]
     out.mkdir(parents=True, exist_ok=True)
     written = []
@@ -281,10 +280,10 @@ def _verify_checkpoint(
     """Show that the log still begins with what an older checkpoint signed. Exit 32 when it does not."""
     from evidence_archive.proof.checkpoint import CHECKPOINT_BYTES_MAX
 
-    principal = Principal(org, subject, role or ("custodian",))
+    principal = Principal(org, subject, role or ())
     note = _read(file, CHECKPOINT_BYTES_MAX).decode("utf-8", "replace")
-    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
-        known = archive.custody(principal).consistent(note)
+    with custody_of(url, keys, policy, objects, principal) as custody:
+        known = custody.consistent(note)
     if as_json:
         emit_json({"consistent": True, "size": known.size, "root": known.root})
     else:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evidence_archive.cli.opening import opened
-from evidence_archive.cli.options import Json, Keys, Objects, Org, PolicyFile, Roles, Url
+from evidence_archive.cli.opening import custody_of
+from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, Url
 from evidence_archive.cli.render import counted, emit_json, say, table
 from evidence_archive.errors import EvidenceArchiveError, IntegrityError, ShreddedError
 from evidence_archive.model import Principal
@@ -25,7 +25,6 @@ __all__ = ["register"]
 
 FOUND = 1
 COULD_NOT_RUN = 2
-CUSTODIAN = "custodian"
 
 _STORE = "--url sqlite:///evidence.db --keys evidence.keys --org north-clinic --subject records-office"
 
@@ -61,7 +60,7 @@ def _verify(
     keys: Keys = None,
     policy: PolicyFile = None,
     objects: Objects = None,
-    role: Roles = None,
+    role: Custodians = None,
     level: Annotated[
         str, typer.Option("--level", metavar="NAME", help="keyless, seals (row seals too) or full (originals too).")
     ] = "seals",
@@ -94,10 +93,9 @@ def _verify(
             elif subject is None:
                 raise typer.BadParameter("--subject says who asks; only --keyless goes without.")
             else:
-                principal = Principal(org, subject, role or (CUSTODIAN,))
+                principal = Principal(org, subject, role or ())
                 try:
-                    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
-                        custody = archive.custody(principal)
+                    with custody_of(url, keys, policy, objects, principal, damaged=True) as custody:
                         report = custody.verify(level, anchors=anchor or (), progress=progress, **named)
                 except (IntegrityError, ShreddedError) as error:
                     report = _without_keys(url, org, objects, anchor, log_key, progress=progress, **named)
@@ -175,7 +173,7 @@ def _fsck(
     keys: Keys = None,
     policy: PolicyFile = None,
     objects: Objects = None,
-    role: Roles = None,
+    role: Custodians = None,
     level: Annotated[str, typer.Option("--level", metavar="NAME", help="keyless, seals or full.")] = "full",
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="Suspend archiving in sessions with findings; without it, nothing.")
@@ -191,14 +189,12 @@ def _fsck(
     with _could_not_run():
         if subject is None:
             raise typer.BadParameter("--subject says who asks.")
-        principal = Principal(org, subject, role or (CUSTODIAN,))
+        principal = Principal(org, subject, role or ())
         with (
             _bar(shown=not as_json) as progress,
-            opened(url, keys, policy, objects, principal, decides=False) as (archive, _),
+            custody_of(url, keys, policy, objects, principal, damaged=True) as custody,
         ):
-            done = archive.custody(principal).fsck(
-                dry_run=not quarantine, level=level, anchors=anchor or (), progress=progress
-            )
+            done = custody.fsck(dry_run=not quarantine, level=level, anchors=anchor or (), progress=progress)
     if as_json:
         emit_json({**_document(done.report), "dry_run": done.dry_run, "quarantines": done.quarantines})
     else:
