@@ -5,8 +5,10 @@ originals that it names; ``manifest.json``, with the digest of every file and th
 are never in it. Until the copy was opened with the keys and every original in it came back, a file says that the
 folder is no backup; that file goes last.
 
-Putting back is done beside the target: copied, verified, what was done since the backup done again, verified once
-more, and only then moved to its place. Cut off at any moment, the target is empty or complete.
+Putting back is done beside the target: the database is copied and verified with the objects where they lie in the
+backup, and what is to be done again is read; then the objects go to their place, what was done since is done again,
+all is verified once more, and only then the database is moved to its place. Where anything fails, the objects that
+were put go again. Cut off at any moment, the target has no database or all.
 """
 
 import fcntl
@@ -16,8 +18,8 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -27,8 +29,10 @@ from evidence_archive.clock import SystemClock
 from evidence_archive.envelopes import Envelopes
 from evidence_archive.errors import (
     AuditBrokenError,
+    EvidenceArchiveError,
     FormatError,
     NotAvailableError,
+    PolicyError,
     SealBrokenError,
     ShreddedError,
     StoreBusyError,
@@ -299,7 +303,7 @@ def restore_backup(
     url: str,
     *,
     keys: KeyProvider,
-    policy: Policy,
+    policy: Policy | None,
     subject: str,
     roles: Iterable[str],
     objects: str | os.PathLike[str] | ObjectStore | None = None,
@@ -312,7 +316,8 @@ def restore_backup(
         folder: the backup; it is only read.
         url: of a database: an SQLite file that does not exist, or a PostgreSQL database without anything in it.
         keys: of the orgs in it.
-        policy: the rules, for who may do this.
+        policy: the rules, for who may do this; ``None`` for the built-in default, which then has to be the one that
+            every org in the backup was last used under.
         subject, roles: who answers for it; one of the roles has to be among the policy's ``[custody] roles``.
         objects: where large originals are to lie; ``None`` is the folder beside an SQLite file.
         replays: register files, and URLs of newer databases that can still be read: the holds, releases, longer
@@ -322,6 +327,7 @@ def restore_backup(
     Raises:
         FormatError: the folder is no backup, or objects have nowhere to lie.
         UnsupportedVersionError: a newer version wrote it.
+        PolicyError: no policy was named, and an org was last used under another one than the default.
         NotAvailableError: the roles are not those of a custodian.
         IntegrityError: a file of the backup was changed, something in it is not what was written, or a line that is
             to be replayed does not verify; nothing was put back.
@@ -332,7 +338,8 @@ def restore_backup(
     """
     from evidence_archive.store import open_store, path_of
 
-    held = frozenset(roles)
+    held, guessed = frozenset(roles), policy is None
+    policy = policy or Policy.default()
     if policy.custodians.isdisjoint(held):
         raise NotAvailableError
     with _files_translated(), ExitStack() as closing:
@@ -348,49 +355,70 @@ def restore_backup(
             staging = closing.enter_context(_staging_of(target))
         staged = staging / _DATABASE
         _copy_file(folder / _DATABASE, staged, manifest["files"][_DATABASE])
-        kept = _put_objects(folder, manifest["files"], _place_of_objects(target, objects, manifest))
-        if kept is not None:
-            closing.callback(kept.close)
+        where = _place_of_objects(target, objects, manifest)
         around = Surroundings(
             open_store(_url(staged), create=False, wait_ms=policy.limits.store_wait_ms_max),
             keys,
             policy,
             default_counter(),
             clock or SystemClock(),
-            objects=kept,
+            objects=_BackedUpObjects(folder, manifest["files"]) if manifest["has_objects"] else None,
         )
-        try:
-            replayed = _revived(around, manifest["orgs"], subject, held, list(replays))
-        finally:
+        closing.callback(around.store.close)
+        told = {one.org: one for one in manifest["orgs"]}
+        vaults = _vaults(around, told)
+        if guessed:
+            _check_default(vaults)
+        with ExitStack() as sources:
+            named = [_source(one, around, sources) for one in replays]
+            # All of it is read, and every proof checked, before anything is done.
+            acts = {vault.org: merged(vault, [_acts_of(vault, one) for one in named]) for vault in vaults}
+
+        def is_filled() -> bool:
+            return _is_filled(server) if target is None else target.exists() and target.samefile(staged)
+
+        with _objects_put(folder, manifest["files"], where, is_filled) as kept:
+            around = replace(around, objects=kept)
+            replayed = _revived(around, told, acts, subject, held)
             around.store.close()
-        if target is None:
-            server.fill_from(staged)
-            _verify_target(replace(around, store=server), manifest["orgs"])
-        else:
-            _move(staged, target)
-    return RestoredBackup(manifest["made_at_us"], manifest["orgs"], replayed)
+            if target is None:
+                server.fill_from(staged)
+                _verify_target(replace(around, store=server), manifest["orgs"])
+            else:
+                _move(staged, target)
+    return RestoredBackup(manifest["made_at_us"], manifest["orgs"], replayed if named else ())
 
 
 def _revived(
-    around: Surroundings, orgs: Sequence[BackedUpOrg], subject: str, roles: frozenset[str], replays: Sequence[str]
+    around: Surroundings,
+    told: Mapping[str, BackedUpOrg],
+    acts: Mapping[str, Sequence[Act]],
+    subject: str,
+    roles: frozenset[str],
 ) -> tuple[Replayed, ...]:
-    """Every org verified as it was, told that it was put back, with what was done since done again."""
-    told = {one.org: one for one in orgs}
-    vaults = _vaults(around, told)
-    with ExitStack() as closing:
-        sources = [_source(one, around, closing) for one in replays]
-        # All of it is read, and every proof checked, before anything is done.
-        acts = {vault.org: merged(vault, [_acts_of(vault, source) for source in sources]) for vault in vaults}
+    """Every org told that it was put back, with what was done since done again, and verified as it then is."""
     found = []
-    for vault in vaults:
-        one, todo = told[vault.org], acts[vault.org]
+    for org, todo in acts.items():
+        vault, one = open_vault(around, org, create=False), told[org]
         details = {"size": one.size, "root": one.root, "acts": len(todo)}
         _log(vault, audit.BACKUP_RESTORED, subject, details)
-        found.append(replay(vault, Principal(vault.org, subject, roles), todo))
+        found.append(replay(vault, Principal(org, subject, roles), todo))
         if not vault.closed:
             _verified(vault)
             vault.transact(vault.sign_head)
-    return tuple(found) if replays else ()
+    return tuple(found)
+
+
+def _check_default(vaults: Iterable[Vault]) -> None:
+    """Return only if no org was last used under another policy than the one that counts where nobody names one."""
+    for vault in vaults:
+        with vault.store.reading(vault.store_wait_ms) as reader:
+            loaded = reader.head().policy_digest
+        if loaded not in (None, vault.policy.digest):
+            raise PolicyError(
+                f"An org in this backup was last used under another policy (digest {str(loaded)[:12]}) than the "
+                "built-in default: name the policy."
+            )
 
 
 def _vaults(around: Surroundings, told: Mapping[str, BackedUpOrg]) -> list[Vault]:
@@ -444,11 +472,22 @@ def _source(where: str, around: Surroundings, closing: ExitStack) -> Path | Stor
 def _acts_of(vault: Vault, source: Path | Store) -> list[Act]:
     if not isinstance(source, Path):
         return acts_in_store(vault, source)
+    if not os.path.lexists(source):
+        raise StoreUnavailableError(f"There is no file {str(source)!r} to be replayed: name the register.")
     with _opened(source) as file, os.fdopen(os.dup(file), "rb") as lines:
         return acts_in_register(vault, lines)
 
 
 # --- targets ------------------------------------------------------------------------------------------------------
+
+
+def _is_filled(server: CopiedStore) -> bool:
+    """Whether there may be something in a PostgreSQL database that was empty."""
+    try:
+        server.check_vacant()
+    except EvidenceArchiveError:
+        return True
+    return False
 
 
 def _check_target(target: Path) -> None:
@@ -460,6 +499,8 @@ def _check_target(target: Path) -> None:
 def _staging_of(target: Path) -> Iterator[Path]:
     """A private folder beside the target, for one process at a time; what a killed one left in it goes."""
     staging = target.with_name(f"{target.name}.restoring")
+    if not target.parent.is_dir():
+        raise StoreUnavailableError(f"There is no folder {str(target.parent)!r}: make it, or name another target.")
     staging.mkdir(mode=0o700, exist_ok=True)
     lock = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -502,28 +543,116 @@ def _place_of_objects(
     return objects
 
 
-def _put_objects(
-    folder: Path, files: dict[str, Any], where: str | os.PathLike[str] | ObjectStore | None
-) -> ObjectStore | None:
-    """The objects of a backup in an object store that holds no others."""
-    if where is None:
-        return None
-    from evidence_archive.objects import open_objects
+@contextmanager
+def _objects_put(
+    folder: Path,
+    files: dict[str, Any],
+    where: str | os.PathLike[str] | ObjectStore | None,
+    is_filled: Callable[[], bool],
+) -> Iterator[ObjectStore | None]:
+    """The objects of a backup in an object store that holds no others; what was put goes again if what follows fails.
 
-    named = {match[1]: path for path in files if (match := _OBJECT.fullmatch(path))}
-    if isinstance(where, str | os.PathLike) and os.path.isdir(where):
+    Args:
+        folder, files: of the backup.
+        where: they go; ``None`` for none.
+        is_filled: whether there is a database by now that names them.
+    """
+    if where is None:
+        yield None
+        return
+    from evidence_archive.objects import folder_of, open_objects
+
+    named = _named_objects(files)
+    place = folder_of(where)
+    before = set(os.listdir(place)) if place is not None and place.is_dir() else None
+    if place is not None:
         # What a restore that was cut off put there is fine: the same bytes under the same names.
-        found = {path.relative_to(where).as_posix() for path in Path(where).glob("[0-9a-f][0-9a-f]/*")}
+        found = {path.relative_to(place).as_posix() for path in place.glob("[0-9a-f][0-9a-f]/*")}
         if {one for one in found if not one.endswith(".part")} - named.keys():
             raise StoreError("There are other objects at the target already: name an empty place.")
     for _ in _pieces(folder / (mark := f"{_OBJECTS}/{_mark()}"), files[mark]):
         pass
-    objects = open_objects(where, create=True)
-    for key, path in named.items():
-        if files[path][0] > OBJECT_BYTES_MAX:
-            raise FormatError(_NOT_ONE)
-        objects.put(key, b"".join(_pieces(folder / path, files[path])))
-    return objects
+    put: list[str] = []
+    with ExitStack() as closing:
+        try:
+            objects = open_objects(where, create=True)
+            closing.callback(objects.close)
+            for key, path in named.items():
+                data = _whole(folder, path, files)
+                if objects.get(key) is None:
+                    put.append(key)
+                objects.put(key, data)
+            yield objects
+        except BaseException:
+            if not is_filled():
+                for key in put:
+                    with suppress(EvidenceArchiveError):
+                        objects.delete(key)
+                if place is not None:
+                    _empty_again(place, before)
+            raise
+
+
+def _empty_again(place: Path, before: set[str] | None) -> None:
+    """An object folder as it was: what of it was not there, and holds nothing any more, goes."""
+    with suppress(OSError):
+        for name in set(os.listdir(place)) - (before or set()):
+            path = place / name
+            if name != _mark() and path.is_dir():
+                path.rmdir()
+        if not set(os.listdir(place)) - (before or set()) - {_mark()}:
+            if _mark() not in (before or set()):
+                (place / _mark()).unlink(missing_ok=True)
+            if before is None:
+                place.rmdir()
+
+
+def _named_objects(files: Iterable[str]) -> dict[str, str]:
+    """The path in the backup of every object in it, by its key."""
+    return {match[1]: path for path in files if (match := _OBJECT.fullmatch(path))}
+
+
+def _whole(folder: Path, path: str, files: dict[str, Any]) -> bytes:
+    if files[path][0] > OBJECT_BYTES_MAX:
+        raise FormatError(_NOT_ONE)
+    return b"".join(_pieces(folder / path, files[path]))
+
+
+class _BackedUpObjects:
+    """The objects of a backup where they lie: only read, each compared with the manifest."""
+
+    def __init__(self, folder: Path, files: dict[str, Any]) -> None:
+        self._folder = folder
+        self._files = files
+        self._named = _named_objects(files)
+
+    @property
+    def name(self) -> str:
+        """``backup``."""
+        return "backup"
+
+    def get(self, key: str) -> bytes | None:
+        """The object, or ``None``."""
+        path = self._named.get(key)
+        if path is None:
+            return None
+        with _files_translated():
+            return _whole(self._folder, path, self._files)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Refused."""
+        raise StoreError("A backup is only read.")
+
+    def delete(self, key: str) -> None:
+        """Refused."""
+        raise StoreError("A backup is only read.")
+
+    def tidy(self) -> int:
+        """None: nothing is unfinished here."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 # --- files --------------------------------------------------------------------------------------------------------
@@ -537,6 +666,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         UnsupportedVersionError: a newer version wrote it.
         IntegrityError: files were added or taken away.
     """
+    if not folder.is_dir():
+        raise FormatError(f"There is no folder {str(folder)!r}: name the folder of a backup.")
     if os.path.lexists(folder / NO_BACKUP) or not os.path.lexists(folder / MANIFEST):
         raise FormatError(_NOT_ONE)
     with _opened(folder / MANIFEST) as file, os.fdopen(os.dup(file), "rb") as source:
@@ -601,12 +732,14 @@ def _copy_file(path: Path, new: Path, told: tuple[int, bytes]) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    folder.mkdir(mode=0o700, exist_ok=True)
+    missing = [one for one in (folder, *folder.parents) if not os.path.lexists(one)]
+    for one in reversed(missing):
+        one.mkdir(mode=0o700, exist_ok=True)
+        _sync(one.parent)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or any(folder.iterdir()):
-        raise FormatError("There is something in the folder of this backup already: name one that is new or empty.")
+        raise FormatError(f"There is something at {str(folder)!r} already: name a folder that is new or empty.")
     folder.chmod(0o700)
-    _sync(folder.parent)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -657,7 +790,8 @@ def _files_translated() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        at = f" at {os.fsdecode(error.filename)!r}" if isinstance(error.filename, str | bytes) else ""
         raise StoreUnavailableError(
-            f"The files of a backup cannot be used ({error.strerror or type(error).__name__}): check paths, "
+            f"The files of a backup cannot be used ({error.strerror or type(error).__name__}{at}): check paths, "
             "permissions and space."
         ) from error

@@ -33,6 +33,7 @@ from evidence_archive.errors import (
     FormatError,
     IntegrityError,
     NotAvailableError,
+    PolicyError,
     SealBrokenError,
     ShreddedError,
     StoreBusyError,
@@ -41,6 +42,7 @@ from evidence_archive.errors import (
     WrongKeyError,
 )
 from evidence_archive.keys import new_keys, open_provider
+from evidence_archive.objects.directory import DirectoryObjects
 from evidence_archive.register import Register
 from evidence_archive.store import copying, open_store
 from evidence_archive.store import sqlite as sqlite_module
@@ -199,7 +201,7 @@ def drilled(desk: Desk, tmp_path: Path, process: BackupProcess, dice: random.Ran
         died = tmp_path / "died"
         ended, _ = process(what="backup", folder=str(died), die_at=dice.randrange(1, moments), **given)
         if ended == "killed":  # the writers decide how many moments there are: this time it may have had fewer
-            with pytest.raises(FormatError, match="no backup, or not a whole one"):
+            with pytest.raises(FormatError, match=r"no backup, or not a whole one|There is no folder"):
                 backup._read_manifest(died)
         acknowledged = [(agent, dict(agent.kept)) for agent in agents]
         assert process(what="backup", folder=str(drill.folder), **given)[0] == "done"
@@ -391,6 +393,32 @@ def test_a_backup_goes_into_a_new_or_empty_folder_only(filled: Desk, tmp_path: P
         folder.write_text("mine")
     with opened(filled) as archive, pytest.raises((FormatError, StoreUnavailableError)):
         archive.custody(KEEPER).backup(folder)
+
+
+def test_the_folders_above_a_backup_are_made_and_private(filled: Desk, tmp_path: Path) -> None:
+    folder = made(filled, tmp_path / "backups" / "week" / "monday").folder
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (folder, *folder.parents[:2])] == [0o700] * 3
+    back(filled, folder, tmp_path / "target")
+
+
+def test_a_path_that_cannot_be_used_is_named(filled: Desk, tmp_path: Path) -> None:
+    folder, absent = made(filled, tmp_path / "backup").folder, str(tmp_path / "absent")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FormatError, match=re.escape(absent)):
+        back(filled, Path(absent), tmp_path / "target")
+    with pytest.raises(StoreUnavailableError, match=re.escape(absent)):
+        back(filled, folder, tmp_path / "target", absent)
+    with pytest.raises(StoreUnavailableError, match=re.escape(absent)):
+        restore_backup(
+            folder,
+            f"sqlite:///{absent}/evidence.db",
+            keys=open_provider(filled.keys),
+            policy=None,
+            subject="records",
+            roles={"custodian"},
+        )
+    with pytest.raises(StoreUnavailableError, match=re.escape(str(tmp_path / "file"))):
+        made(filled, tmp_path / "file" / "monday")
 
 
 def test_a_store_of_another_kind_is_told_to_be_backed_up_by_its_own_means(filled: Desk, tmp_path: Path) -> None:
@@ -590,7 +618,7 @@ def test_a_backup_in_which_a_file_was_changed_is_not_put_back(filled: Desk, tmp_
             (broken / MANIFEST).write_text(json.dumps(told))
         with pytest.raises((IntegrityError, FormatError)):
             back(filled, broken, target)
-        assert not (target / "evidence.db").exists()
+        assert left_at(target) == []
 
 
 @pytest.mark.parametrize(
@@ -613,7 +641,7 @@ def test_a_manifest_that_was_edited_is_refused(filled: Desk, tmp_path: Path, edi
     (folder / MANIFEST).write_text(json.dumps(told))
     with pytest.raises((IntegrityError, FormatError)):
         back(filled, folder, tmp_path / "target")
-    assert not (tmp_path / "target" / "evidence.db").exists()
+    assert left_at(tmp_path / "target") == []
 
 
 def test_an_older_whole_database_in_the_place_of_a_newer_one_is_refused(filled: Desk, tmp_path: Path) -> None:
@@ -633,8 +661,96 @@ def test_other_keys_put_nothing_back(filled: Desk, tmp_path: Path) -> None:
     new_keys(keys)
     with pytest.raises(WrongKeyError):
         back(filled, folder, tmp_path / "target", keys=open_provider(keys))
-    assert sorted(path.name for path in (tmp_path / "target").iterdir()) == ["evidence.db.objects", "evidence.keys"]
+    assert left_at(tmp_path / "target") == []
     back(filled, folder, tmp_path / "target")
+
+
+def left_at(target: Path) -> list[str]:
+    """What is at a target besides its keys."""
+    return sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.name != "evidence.keys")
+
+
+@pytest.mark.parametrize("there", ["nothing", "an empty folder", "a part of the same", "another folder"])
+@pytest.mark.parametrize("fails", ["_revived", "_move", "put"])
+def test_where_putting_back_fails_the_objects_it_put_go_again_and_nothing_that_was_there(
+    filled: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str, there: str
+) -> None:
+    folder, target = made(filled, tmp_path / "backup").folder, tmp_path / "target"
+    target.mkdir()
+    objects = target / ("elsewhere" if there == "another folder" else "evidence.db.objects")
+    if there == "an empty folder":
+        objects.mkdir(mode=0o700)
+    elif there == "a part of the same":
+        shutil.copytree(folder / "evidence.db.objects", objects)
+        next(objects.glob("??/*")).unlink()
+    before = left_at(target)
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise StoreUnavailableError("made up")
+
+    where = str(objects) if there == "another folder" else None
+    with monkeypatch.context() as patch:
+        if fails == "put":
+            puts = iter([DirectoryObjects.put] * (1 if there == "a part of the same" else 2))
+            patch.setattr(DirectoryObjects, "put", lambda *args: next(puts, failing)(*args))
+        else:
+            patch.setattr(backup, fails, failing)
+        with pytest.raises(StoreUnavailableError, match="made up"):
+            back(filled, folder, target, objects=where)
+        assert left_at(target) == before
+        patch.setattr(backup, "_empty_again", lambda *_: None)
+        patch.setattr(DirectoryObjects, "delete", lambda *_: None)
+        if there != "a part of the same":  # must-fail control: without that, something is left
+            with pytest.raises(StoreUnavailableError):
+                back(filled, folder, target, objects=where)
+            assert left_at(target) != before
+    with opened(back(filled, folder, target, objects=where), objects=where) as archive:
+        assert archive.restore("base", "r2", principal=KEEPER).content
+
+
+def test_before_all_was_verified_no_object_is_put(
+    filled: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(filled, tmp_path / "backup").folder
+    monkeypatch.setattr(DirectoryObjects, "put", lambda *_: pytest.fail("an object was put"))
+    keys, register = tmp_path / "other.keys", tmp_path / "register.jsonl"
+    new_keys(keys)
+    register.write_text("no line\n")
+    with pytest.raises(WrongKeyError):
+        back(filled, folder, tmp_path / "one", keys=open_provider(keys))
+    with pytest.raises(AuditBrokenError):
+        back(filled, folder, tmp_path / "two", register)
+
+
+def test_an_object_is_not_taken_back_from_a_database_that_names_it(filled: Desk, tmp_path: Path) -> None:
+    folder, sync = made(filled, tmp_path / "backup").folder, backup._sync
+
+    def failing(path: Path) -> None:
+        if path == tmp_path / "target":
+            raise OSError(5, "made up")
+        sync(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backup, "_sync", failing)
+        with pytest.raises(StoreUnavailableError):
+            back(filled, folder, tmp_path / "target")
+    with opened(Desk(tmp_path / "target")) as archive:
+        assert [archive.restore("base", f"r{number}", principal=KEEPER).content for number in (1, 2, 3)]
+        assert archive.custody(KEEPER).verify("full").is_clean
+
+
+def test_without_a_policy_the_default_has_to_be_the_one_of_every_org(filled: Desk, tmp_path: Path) -> None:
+    folder = made(filled, tmp_path / "backup").folder
+    back(filled, folder, tmp_path / "one", policy=None)
+    (tmp_path / "own.toml").write_text('[policy]\nname = "own"\nversion = 1\ndefault = "allow"\n')
+    own = Policy.load(tmp_path / "own.toml")
+    with opened(filled, policy=own) as archive:
+        archive.session("base", KEEPER)
+    folder = made(filled, tmp_path / "under-another").folder
+    with pytest.raises(PolicyError, match="name the policy"):
+        back(filled, folder, tmp_path / "two", policy=None)
+    assert left_at(tmp_path / "two") == []
+    back(filled, folder, tmp_path / "two", policy=own)
 
 
 def test_only_a_custodian_puts_back_and_backs_up(filled: Desk, tmp_path: Path) -> None:
@@ -827,7 +943,7 @@ def test_a_line_that_does_not_verify_is_refused_and_nothing_is_put_back(
         except BaseException as error:
             error.add_note(what)
             raise
-        assert not (tmp_path / "target" / "evidence.db").exists()
+        assert left_at(tmp_path / "target") == []
         count += 1
     assert count > 20
 

@@ -1,12 +1,13 @@
 """Where large originals lie outside the database: a folder, or a bucket of an S3-compatible store."""
 
 import os
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from evidence_archive.errors import StoreError
 from evidence_archive.ports import Entropy, ObjectStore
 
-__all__ = ["open_objects"]
+__all__ = ["folder_of", "open_objects"]
 
 _FORMS = "write a path, file:///folder or s3://bucket/prefix?region=...&endpoint=..."
 
@@ -43,6 +44,23 @@ def open_objects(
     from evidence_archive.objects.directory import DirectoryObjects
 
     return DirectoryObjects(_file_path(str(where)) if separator else where, create=create, entropy=entropy)
+
+
+def folder_of(where: str | os.PathLike[str] | ObjectStore) -> Path | None:
+    """The folder that is meant, whether or not it is there; ``None`` for a bucket and a store of your own.
+
+    Args:
+        where: as for :func:`open_objects`.
+
+    Raises:
+        StoreError: a URL of a folder that cannot be read.
+    """
+    if not isinstance(where, str | os.PathLike):
+        return None
+    scheme, separator, _ = where.partition("://") if isinstance(where, str) else ("", "", "")
+    if separator:
+        return Path(_file_path(str(where))) if scheme == "file" else None
+    return Path(os.fsdecode(where))
 
 
 def _file_path(url: str) -> str:
