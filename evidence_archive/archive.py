@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
@@ -24,6 +25,7 @@ from evidence_archive.errors import (
     SealBrokenError,
     ShreddedError,
     StoreBusyError,
+    StoreError,
 )
 from evidence_archive.excerpt import WHOLE, parse_selector
 from evidence_archive.keys import open_provider
@@ -173,7 +175,8 @@ class Archive:
             PolicyError: the policy cannot be used.
             KeyNotFoundError, KeyringError: the keys are missing, malformed, or readable by others.
             StoreUnavailableError: the database cannot be reached, or is missing and ``create`` is false.
-            StoreError: the URL cannot be used, or the object store is not fit for it.
+            StoreError: the URL cannot be used, the object store is not fit for it, or the database is missing while
+                its folder of objects holds some.
             FormatError: ``inline_size_max`` is out of bounds.
             UnsupportedVersionError: a newer version of this library wrote the database.
         """
@@ -183,11 +186,18 @@ class Archive:
             policy = Policy.load(policy)
         provider = open_provider(keys)
         kept_at = [open_anchor(anchor) for anchor in anchors]
-        from evidence_archive.objects import open_objects
+        from evidence_archive.objects import folder_of, holds_objects, open_objects
         from evidence_archive.objects.directory import MARK
         from evidence_archive.objects.late import LateObjects
-        from evidence_archive.store import open_store  # loads SQLAlchemy, which importing the package must not
+        from evidence_archive.store import open_store, path_of  # loads SQLAlchemy, which importing must not
 
+        if create and (database := path_of(url)) is not None and _is_missing(database):
+            usual = database.with_name(f"{database.name}.objects")
+            folder = usual if objects is None else folder_of(objects)
+            if folder is not None and holds_objects(folder) and _is_missing(database):
+                raise StoreError(
+                    f"There is no database, but {str(folder)!r} holds the objects of one: put the database back."
+                )
         store = open_store(url, create=create, wait_ms=policy.limits.store_wait_ms_max)
         try:
             kept: ObjectStore | None
@@ -604,6 +614,14 @@ def _opened_session(
     if scope is None:
         raise NotAvailableError
     return row, vault.scope_keys(scope)
+
+
+def _is_missing(database: Path) -> bool:
+    """Whether there is no file, or one that was emptied; one that SQLite made has at least a page."""
+    try:
+        return database.stat().st_size == 0
+    except (OSError, ValueError):
+        return True
 
 
 def _write(file: BinaryIO, data: bytes) -> None:

@@ -632,3 +632,67 @@ def test_the_temporary_folder_of_a_test_holds_nothing_but_the_store_and_its_keys
         filled(archive)
     names = {path.name for path in Path(desk.folder).iterdir()}
     assert names <= {"evidence.db", "evidence.keys", "evidence.db-journal", "evidence.db-wal", "evidence.db-shm"}
+
+
+# --- a database that is gone ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["beside", "named"])
+@pytest.mark.parametrize("gone", ["missing", "emptied"])
+def test_no_database_is_begun_beside_the_objects_of_another(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation, tmp_path: Path, gone: str, place: str
+):
+    objects = None if place == "beside" else tmp_path / "large"
+    named: dict[str, Any] = {"objects": objects, "inline_size_max": 100}
+    with sqlite_desk.open(**named) as archive:
+        session = archive.session("case-4711", owner)
+        talk.tool("a line of a log\n" * 400)
+        talk.say()
+        session.view(talk.messages)
+        session.archive([("r1", "a note")])
+    kept = sqlite_desk.database.read_bytes()
+    sqlite_desk.database.unlink()
+    if gone == "emptied":
+        sqlite_desk.database.touch(0o600)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="put the database back"):
+            sqlite_desk.open(**named)
+        assert sqlite_desk.database.exists() == (gone == "emptied")
+    sqlite_desk.database.write_bytes(kept)
+    with sqlite_desk.open(**named) as archive:
+        assert archive.restore("case-4711", "r1", principal=owner).content
+
+
+@pytest.mark.parametrize("there", [(), ("evidence-archive-objects",), ("lost+found", "aa")])
+def test_a_fresh_folder_for_objects_keeps_no_database_from_being_made(
+    sqlite_desk: Desk, owner: Principal, there: tuple[str, ...]
+):
+    folder = sqlite_desk.folder / "evidence.db.objects"
+    folder.mkdir(mode=0o700)
+    for name in there:
+        (folder / name).mkdir()
+    with sqlite_desk.open() as archive:
+        archive.session("case-4711", owner)
+
+
+def test_must_fail_control_without_looking_a_database_is_begun_beside_orphans(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    orphan = sqlite_desk.folder / "evidence.db.objects" / "aa" / f"{'0' * 30}.00000"
+    orphan.parent.mkdir(parents=True, mode=0o700)
+    orphan.write_bytes(b"x")
+    with pytest.raises(StoreError):
+        sqlite_desk.open()
+    monkeypatch.setattr("evidence_archive.objects.holds_objects", lambda _: False)
+    with sqlite_desk.open() as archive:
+        archive.session("case-4711", owner)
+
+
+def test_a_database_that_is_there_is_opened_without_a_look_at_its_objects(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    with sqlite_desk.open() as archive:
+        archive.session("case-4711", owner)
+    monkeypatch.setattr("evidence_archive.objects.holds_objects", lambda _: pytest.fail("looked"))
+    with sqlite_desk.open() as archive:
+        archive.session("case-4711", owner)

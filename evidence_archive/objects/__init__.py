@@ -5,9 +5,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from evidence_archive.errors import StoreError
+from evidence_archive.objects.naming import is_key
 from evidence_archive.ports import Entropy, ObjectStore
 
-__all__ = ["folder_of", "open_objects"]
+__all__ = ["folder_of", "holds_objects", "open_objects"]
 
 _FORMS = "write a path, file:///folder or s3://bucket/prefix?region=...&endpoint=..."
 
@@ -61,6 +62,18 @@ def folder_of(where: str | os.PathLike[str] | ObjectStore) -> Path | None:
     if separator:
         return Path(_file_path(str(where))) if scheme == "file" else None
     return Path(os.fsdecode(where))
+
+
+def holds_objects(folder: Path) -> bool:
+    """Whether there is an object in a folder; what cannot be looked into holds none.
+
+    Args:
+        folder: need not exist.
+    """
+    try:
+        return any(is_key(f"{path.parent.name}/{path.name}") for path in folder.glob("[0-9a-f][0-9a-f]/*"))
+    except OSError:
+        return False
 
 
 def _file_path(url: str) -> str:

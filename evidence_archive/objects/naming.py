@@ -5,7 +5,7 @@ import re
 from evidence_archive.errors import StoreError
 from evidence_archive.ports import OBJECT_BYTES_MAX
 
-__all__ = ["check_data", "split_key"]
+__all__ = ["check_data", "is_key", "split_key"]
 
 _KEY = re.compile(r"([0-9a-f]{2})/([0-9a-f]{30}\.[0-9]{5})", re.ASCII)
 
@@ -20,6 +20,11 @@ def split_key(key: str) -> tuple[str, str]:
     if match is None:
         raise StoreError("This is not the key of an object: it has the form 3f/<30 hexadecimal digits>.<5 digits>.")
     return match[1], match[2]
+
+
+def is_key(text: str) -> bool:
+    """Whether this is the key of an object."""
+    return _KEY.fullmatch(text) is not None
 
 
 def check_data(data: bytes) -> None:
