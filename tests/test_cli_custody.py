@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 import typer
 from conftest import Conversation, Desk
 
-from evidence_archive import Principal
+from evidence_archive import Archive, Principal
 from evidence_archive.cli import app, main, opening
+from evidence_archive.errors import KeyNotFoundError
 from evidence_archive.proof.checkpoint import VerifierKey, open_proof
 
 LINES = "a line of a log that is long enough\n" * 40
@@ -127,6 +129,7 @@ def test_a_hold_is_placed_listed_obeyed_and_released(run: Run):
     assert "Pending" in out
     assert run("shred", "--session", "case-4711", "--result", "r1", "--yes")[0] == 62
     assert [one["status"] for one in loaded(run, "shreds")] == ["pending"]
+    assert "originals" not in loaded(run, "shreds")[0]
     assert "1 shred pending." in run("shreds")[1]
 
 
@@ -136,7 +139,13 @@ def test_nothing_is_destroyed_without_a_yes(run: Run, store: Desk, monkeypatch: 
         answers.write_text(words)
         with answers.open() as stdin:
             monkeypatch.setattr("sys.stdin", stdin)
-            assert run(*command)[0] == 130
+            code, _, err = run(*command)
+            assert (code, err.endswith("Error: Not done; --yes does it without asking.\n")) == (130, True)
+            answers.write_text(words)
+        with answers.open() as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            code, out, _ = run(*command, "--json")
+            assert (code, json.loads(out)["error"]["exit_code"]) == (130, 130)
     assert len(store.rows("originals")) == 3
     answers.write_text("y\n")
     with answers.open() as stdin:
@@ -192,6 +201,42 @@ def test_an_option_that_was_forgotten_does_not_mean_the_whole_org(run: Run, stor
     assert (len(store.rows("originals")), store.rows("holds")) == (3, [])
     code, out, _ = run(*command, "--whole-org")
     assert (code, "whole org" in out.lower()) == (0, True)
+
+
+def test_of_a_shredded_org_the_output_says_what_can_still_be_done(run: Run, store: Desk):
+    code, out, _ = run("shred", "--whole-org", "--yes")
+    assert (code, "verify --keyless" in out, "another org of these keys" in out) == (0, True, True)
+    for command in (["shreds"], ["keys", "rotate"], ["audit", "log"]):
+        assert run(*command)[0] == 62
+    assert main(["verify", "--url", store.url, "--org", "north-clinic", "--keyless"]) == 0
+
+
+def test_a_sentence_says_what_to_look_at(run: Run, store: Desk, tmp_path: Path):
+    for command in (["verify"], ["gc"], ["keys", "rotate"], ["hold", "release", "0" * 32]):
+        assert "check --org, --subject, --role and --policy" in run(*command, "--role", "agent")[2], command
+    nowhere = str(tmp_path / "absent" / "register.jsonl")
+    code, _, err = run("register", "append", nowhere)
+    assert (code, nowhere in err, "register append" in err) == (51, True, False)
+
+
+def test_what_verify_is_asked_has_to_go_together_and_be_there(
+    run: Run, store: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    anchor = tmp_path / "heads.jsonl"
+    for command in (["verify"], ["verify", "--keyless"], ["fsck"]):
+        code, out, err = run(*command, "--anchor", str(anchor))
+        assert (code, out, str(anchor) in err) == (2, "", True)
+    anchor.write_text("")  # must-fail control: a file that is there and knows nothing is a finding
+    assert run("verify", "--anchor", str(anchor))[0] == 1
+    code, _, err = run("verify", "--keyless", "--level", "full")
+    assert (code, "--level full needs the keys" in err) == (2, True)
+    assert run("verify", "--keyless", "--level", "keyless")[0] == 0
+    key = run("audit", "key")[1]
+    (tmp_path / "log.key").write_text(key)
+    for words in (key.strip(), str(tmp_path / "log.key")):
+        code, out, _ = run("verify", "--keyless", "--log-key", words)
+        assert (code, "signatures were not checked" in out) == (0, False)
+    assert run("verify", "--keyless", "--log-key", str(tmp_path / "absent.key"))[0] == 2
 
 
 # --- under which policy ---------------------------------------------------------------------------------------------
@@ -338,7 +383,8 @@ def test_keys_are_checked_rotated_counted_and_retired(run: Run, store: Desk, tmp
     assert loaded(run, "keys", "census")["counts"] == {"2": 2}
     assert "below 2" in run("keys", "census")[1]
     assert run("keys", "retire", "2", "--yes")[0] == 40
-    assert run("keys", "retire", "1", "--yes")[0] == 0
+    code, out, _ = run("keys", "retire", "1", "--yes")
+    assert (code, "Copies of the key file count as well" in out) == (0, True)
     assert loaded(run, "keys", "census")["available"] == [2]
     code, out, _ = run("restore", "case-4711", "r1", subject="triage-agent")
     assert (code, out.startswith("0 a line")) == (0, True)
@@ -346,6 +392,62 @@ def test_keys_are_checked_rotated_counted_and_retired(run: Run, store: Desk, tmp
     store.keys.rename(tmp_path / "away.keys")
     (tmp_path / "other.keys").rename(store.keys)
     assert run("keys", "check")[0] in (21, 22)
+
+
+PROGRAM = """
+import base64, json, os, sys
+
+path, ask = sys.argv[1], json.loads(sys.stdin.readline())
+orgs = json.load(open(path)) if os.path.exists(path) else {}
+keys = orgs.setdefault(ask["org"], {})
+answer = {"error": "not_found"}
+if ask["verb"] == "new_version":
+    keys[str(len(keys) + 1)] = os.urandom(8).hex()
+    answer = {"version": len(keys)}
+    json.dump(orgs, open(path, "w"))
+elif ask["verb"] == "list" and keys:
+    answer = {"current": len(keys), "keys": keys}
+elif ask["verb"] in ("wrap", "unwrap") and str(ask["version"]) in keys:  # nothing is encrypted here
+    given, given_name = ("plaintext", "wrapped") if ask["verb"] == "wrap" else ("wrapped", "plaintext")
+    answer = {given_name: ask[given]}
+print(json.dumps({"protocol": "evidence-archive/key-command/1", **answer}))
+"""
+
+
+def test_the_first_version_of_an_org_is_made_where_its_keys_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys.py").write_text(PROGRAM)
+    where, keeper = f"command:{sys.executable} keys.py kept.json", Principal("north-clinic", "keeper")
+    with (
+        Archive.open("sqlite:///e.db", keys=where) as archive,
+        pytest.raises(KeyNotFoundError, match="keys new WHERE --org ORG"),
+    ):
+        archive.session("case-4711", keeper)
+    assert main(["keys", "new", where]) == 2
+    assert "Name --org" in capsys.readouterr().err
+    assert main(["keys", "new", where, "--org", "north-clinic"]) == 0
+    assert capsys.readouterr().out.startswith("Made key version 1 of north-clinic.")
+    with Archive.open("sqlite:///e.db", keys=where) as archive:
+        archive.session("case-4711", keeper)
+    assert main(["keys", "new", where, "--org", "north-clinic"]) == 20
+    assert "keys rotate" in capsys.readouterr().err
+    assert main(["keys", "new", where, "--org", "south-clinic", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"where": where, "org": "south-clinic", "version": 1}
+    (tmp_path / "kept.json").unlink()
+    store = ["--url", "sqlite:///e.db", "--keys", where, "--org", "north-clinic", "--subject", "keeper"]
+    assert main(["keys", "check", *store]) == 21
+    err = capsys.readouterr().err
+    assert ("the service that this store was sealed with" in err, "keys new" in err) == (True, False)
+    assert not [path.name for path in tmp_path.iterdir() if ":" in path.name]
+
+
+@pytest.mark.parametrize("where", ["env:NO_SUCH_KEYS", "command:no-such-program", "kms:", "transit:"])
+def test_what_is_no_file_is_not_made_one(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["keys", "new", where, "--org", "north-clinic"]) in (20, 21)
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- proofs -----------------------------------------------------------------------------------------------------
@@ -370,9 +472,11 @@ def test_a_proof_is_written_and_verified_with_the_public_key_alone(
     path.write_text(path.read_text("utf-8").replace("index ", "index 1"), "utf-8")
     assert main(["audit", "verify-proof", str(path), "--key", key]) == 32
     assert main(["audit", "verify-proof", str(path), "--key", key[:-4]]) == 40
-    assert main(["audit", "verify-proof", str(tmp_path / "absent"), "--key", key]) == 1
-    out, err = capsys.readouterr()
-    assert (out, err.count("Error: ")) == ("", 3)
+    for words in (["audit", "verify-proof"], ["evidence", "verify"]):
+        capsys.readouterr()
+        assert main([*words, str(tmp_path / "absent"), "--key", key]) == 1
+        out, err = capsys.readouterr()
+        assert (out, str(tmp_path / "absent") in err) == ("", True)
 
 
 def test_a_signed_head_goes_to_its_anchors_and_is_held_against_the_log(run: Run, store: Desk, tmp_path: Path):

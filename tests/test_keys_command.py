@@ -436,8 +436,12 @@ def test_an_org_without_a_key_gets_none_in_passing(tmp_path: Path):
         lambda: keys.wrap(ORG, 1, bytes(32), CONTEXT),
     ]
     for use in uses:
-        with pytest.raises(KeyNotFoundError, match="first version"):
+        with pytest.raises(KeyNotFoundError):
             use()
+    with pytest.raises(KeyNotFoundError, match="for a new org make its first version"):
+        keys.current_version(ORG)
+    with pytest.raises(KeyNotFoundError, match="use the service that this store was sealed with"):
+        keys.unwrap(ORG, 1, b"whatever was wrapped there", CONTEXT)  # where all keys are lost, none is to be made
     assert keys.versions(ORG) == ()
     keys.retire(ORG, 1)
     assert not (tmp_path / "reference.keys").exists()

@@ -8,7 +8,7 @@ import typer
 from evidence_archive.cli.opening import NAME_THE_POLICY, custody_of, provider
 from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, Subject, Url
 from evidence_archive.cli.render import counted, emit_json, say, table
-from evidence_archive.errors import NotAvailableError, PolicyError
+from evidence_archive.errors import NotAvailableError, PolicyError, StoreUnavailableError
 from evidence_archive.model import Principal, format_time
 
 __all__ = ["register"]
@@ -179,7 +179,15 @@ def _append(
 
     principal = Principal(org, subject, role or ())
     with custody_of(url, keys, policy, objects, principal) as custody:
-        added = custody.append_to(Register(path))
+        try:
+            added = custody.append_to(Register(path))
+        except StoreUnavailableError as error:
+            if isinstance(error.__cause__, OSError):
+                reason = error.__cause__.strerror or "it cannot be used"
+                error.args = (
+                    f"The register {str(path)!r} cannot be written ({reason}): check path and permissions.",
+                )
+            raise
     if as_json:
         emit_json({"path": str(path), "added": added})
     else:

@@ -7,7 +7,7 @@ import typer
 
 from evidence_archive.cli.opening import custody_of
 from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, RegisterFile, Subject, Url
-from evidence_archive.cli.render import counted, emit_json, say, table
+from evidence_archive.cli.render import confirm, counted, emit_json, plain, say, table
 from evidence_archive.model import Principal, format_time
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _shred(
     _check_named(session, result, whole_org)
     what = f"the WHOLE org {org}" if whole_org else _what(session, result)
     if not yes:
-        typer.confirm(f"Destroy {what} for good?", abort=True, err=True)
+        confirm(f"Destroy {what} for good?")
     principal = Principal(org, subject, role or ())
     with custody_of(url, keys, policy, objects, principal, register=register_file) as custody:
         shred = custody.shred(session_id=session, result_id=result)
@@ -208,6 +208,12 @@ def _shred(
 def _told(shred: "Shred") -> str:
     if shred.status == "complete":
         return "Complete: no key version exists any more that opens an older copy of the store."
+    if shred.session_id is None:
+        return (
+            f"Pending: whoever has an older copy of the store and key version {shred.kek_version} or an older one "
+            "can open it there. Nothing of this org opens any more: its log can be checked with verify --keyless; "
+            "retire the versions with another org of these keys, or where the keys are kept."
+        )
     return (
         f"Pending: whoever has an older copy of the store and key version {shred.kek_version} or an older one can "
         "open it there. Rotate the keys, destroy such copies or let them expire, then retire these versions."
@@ -230,7 +236,7 @@ def _shreds(
     with custody_of(url, keys, policy, objects, principal) as custody:
         shreds = custody.shreds()
     if as_json:
-        emit_json(shreds)
+        emit_json([{key: value for key, value in plain(one).items() if key != "originals"} for one in shreds])
         return
     rows = [
         (

@@ -8,7 +8,7 @@ import typer
 from evidence_archive.cli.inspect import new_file
 from evidence_archive.cli.opening import custody_of
 from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, Subject, Url
-from evidence_archive.cli.proofs import KeyLine, verifier
+from evidence_archive.cli.proofs import KeyLine, named_file, verifier
 from evidence_archive.cli.render import counted, emit_json, say, table
 from evidence_archive.model import Principal, format_time
 
@@ -90,7 +90,7 @@ def _verify(
     """
     from evidence_archive.evidence import verify_bundle
 
-    with path.open("rb") as file:
+    with named_file(path) as file:
         bundle = verify_bundle(file, verifier(key))
     if as_json:
         emit_json({"verified": True, "bundle": bundle})

@@ -1,14 +1,14 @@
 """``evidence-archive keys``: make the keys that everything else rests on, rotate them, destroy what is not needed."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evidence_archive.cli.opening import custody_of
 from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, Subject, Url
-from evidence_archive.cli.render import counted, emit_json, say, table
-from evidence_archive.model import Principal
+from evidence_archive.cli.render import confirm, counted, emit_json, say, table
+from evidence_archive.errors import KeyringError
+from evidence_archive.model import Principal, checked_name
 
 if TYPE_CHECKING:
     from evidence_archive.rekeying import Census
@@ -19,6 +19,13 @@ WARNING = (
     "Losing this file loses everything sealed with it: nobody can recover it, not even we. "
     "Copy it to a safe place now, apart from the database."
 )
+
+KEPT_ELSEWHERE = "Losing this key loses everything sealed with it: nobody can recover it, not even we."
+
+_COPIES = (
+    "Copies of the key file count as well: destroy those that still have version {version}, and copy the file anew."
+)
+_ELSEWHERE = "Keys in a service or a program go when it says so: docs/keys.md says when that is."
 
 _STORE = "--url sqlite:///evidence.db --keys evidence.keys --org north-clinic --subject key-officer"
 
@@ -40,22 +47,53 @@ def register(app: typer.Typer) -> None:
 
 
 def _new(
-    path: Annotated[
-        Path, typer.Argument(metavar="FILE", help="File to create; it must not exist yet.", show_default=False)
+    where: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHERE",
+            help="File to create, which must not exist yet; or command:PROGRAM, kms:ALIAS, transit:URL.",
+            show_default=False,
+        ),
     ],
+    org: Annotated[
+        str | None,
+        typer.Option("--org", metavar="NAME", envvar="EVIDENCE_ARCHIVE_ORG", help="Whose; a file serves all orgs."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Create a key file (mode 0600) with fresh random keys.
+    """Create a key file, or an org's first key version.
 
-    Losing the file loses everything that was sealed with it.
+    A file (mode 0600) gets fresh random keys. Losing it, or an org's key, loses everything that was sealed with it.
     """
-    from evidence_archive.keys import new_keys
+    from evidence_archive.keys import SCHEMES, new_keys
 
-    new_keys(path)
+    scheme, separator, _ = where.partition(":")
+    if separator and scheme in SCHEMES:
+        if org is None:
+            raise typer.BadParameter("Name --org: there each org has keys of its own.")
+        version = _first_version(where, org)
+        if as_json:
+            emit_json({"where": where, "org": org, "version": version})
+        else:
+            say(f"Made key version {version} of {org}.", f"WARNING: {KEPT_ELSEWHERE}")
+        return
+    new_keys(where)
     if as_json:
-        emit_json({"path": str(path), "warning": WARNING})
+        emit_json({"path": where, "warning": WARNING})
     else:
-        say(f"Created {path}.", f"WARNING: {WARNING}")
+        say(f"Created {where}.", f"WARNING: {WARNING}")
+
+
+def _first_version(where: str, org: str) -> int:
+    from evidence_archive.keys import open_provider
+    from evidence_archive.ports import KeyLifecycle
+
+    keys = open_provider(where)
+    if not isinstance(keys, KeyLifecycle):
+        raise KeyringError("These keys cannot be changed from here: make the first version where they are kept.")
+    if not keys.shared_by_orgs and keys.versions(org):
+        raise KeyringError("This org has a key there already: `evidence-archive keys rotate` makes another version.")
+    return keys.new_version(checked_name(org, "org"))
 
 
 def _check(
@@ -147,10 +185,13 @@ def _retire(
     """Destroy a key version that nothing needs.
 
     Refused while anything of this store is wrapped under it. Backups from before the rotation need it, and so does
-    any other store that is sealed with the same keys: nobody can see those from here.
+    any other store that is sealed with the same keys: nobody can see those from here. Copies of a key file count,
+    too.
     """
+    from evidence_archive.keys import SCHEMES
+
     if not yes:
-        typer.confirm(f"Destroy key version {version} for good?", abort=True, err=True)
+        confirm(f"Destroy key version {version} for good?")
     principal = Principal(org, subject, role or ())
     with custody_of(url, keys, policy, objects, principal) as custody:
         custody.retire(version)
@@ -158,7 +199,11 @@ def _retire(
     if as_json:
         emit_json(census)
         return
-    say(f"Key version {version} was destroyed, as far as the provider can.")
+    in_file = keys is not None and keys.partition(":")[0] not in SCHEMES
+    say(
+        f"Key version {version} was destroyed, as far as the provider can.",
+        _COPIES.format(version=version) if in_file else _ELSEWHERE,
+    )
     _show(census)
 
 

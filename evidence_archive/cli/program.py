@@ -22,7 +22,7 @@ from evidence_archive.cli import (
     replay,
     verify,
 )
-from evidence_archive.cli.render import emit_json, one_line
+from evidence_archive.cli.render import NotDone, emit_json, one_line
 from evidence_archive.errors import EvidenceArchiveError
 
 __all__ = ["app", "run"]
@@ -35,6 +35,9 @@ USAGE = 2
 
 _ARGUMENT = re.compile(r"(?<!, )\bobjects=(?!\.\.\.)")
 """How a sentence names the argument of ``Archive.open`` that is an option here."""
+
+_MAKING = ", or let a program create it"
+"""What a sentence says to programs; no command makes a database in passing."""
 
 _UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]  # click's root, wherever this typer keeps click
 
@@ -106,6 +109,7 @@ def run(given: Sequence[str]) -> int:
                 emit_json({"error": {"type": kind, "message": message, "exit_code": code}})
                 sys.stdout.flush()
         print(f"Error: {one_line(message)}", file=sys.stderr)
+        return code
     if code == INTERRUPTED:
         raise KeyboardInterrupt  # typer turned it into its exit code
     return code if isinstance(code, int) else 0
@@ -115,9 +119,12 @@ def _problem(error: Exception) -> tuple[str, str, int]:
     """What to call an error, the sentence for it, and the exit code."""
     kind = type(error).__name__
     if isinstance(error, EvidenceArchiveError):
-        return kind, _ARGUMENT.sub("--objects", str(error)), error.exit_code
+        words = str(error).replace(_MAKING, "")
+        return kind, _ARGUMENT.sub("--objects", words), error.exit_code
     if isinstance(error, _UsageProblem):
         return "UsageError", _words_of(error), USAGE
+    if isinstance(error, NotDone):
+        return kind, str(error), INTERRUPTED
     if isinstance(error, OSError):
         reason = error.strerror or kind
         return "OSError", f"The system refused: {reason}. Check paths, permissions and space.", 1

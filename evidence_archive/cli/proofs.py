@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
@@ -22,10 +23,10 @@ from evidence_archive.cli.options import (
     Url,
 )
 from evidence_archive.cli.render import counted, emit_json, say, table
-from evidence_archive.errors import AuditBrokenError, FormatError
+from evidence_archive.errors import AuditBrokenError, EvidenceArchiveError, FormatError
 from evidence_archive.model import Principal, format_time
 
-__all__ = ["KeyLine", "register", "verifier"]
+__all__ = ["KeyLine", "named_file", "register", "verifier"]
 
 DETAIL_CHARS_MAX = 60
 
@@ -290,8 +291,23 @@ def _verify_checkpoint(
         say(f"CONSISTENT: the log still begins with the {known.size} entries that were signed.")
 
 
+@contextmanager
+def named_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to be read.
+
+    Raises:
+        EvidenceArchiveError: it cannot be; says which.
+    """
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise EvidenceArchiveError(f"The file {str(path)!r} cannot be read ({reason}): check the path.") from error
+
+
 def _read(path: Path, bytes_max: int) -> bytes:
-    with path.open("rb") as file:
+    with named_file(path) as file:
         data = file.read(bytes_max + 1)
     if len(data) > bytes_max:
         raise FormatError(f"The file has more than {bytes_max:,} bytes: it is none of what is read here.")

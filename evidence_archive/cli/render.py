@@ -11,7 +11,9 @@ from typing import Any
 from evidence_archive.notes import clean
 
 __all__ = [
+    "NotDone",
     "chart",
+    "confirm",
     "counted",
     "emit_json",
     "note",
@@ -27,6 +29,29 @@ __all__ = [
 CHART_ROWS = 10
 CHART_COLUMNS_MAX = 32
 CHART_MARGIN_COLUMNS = 12
+
+
+class NotDone(Exception):  # noqa: N818 - no error: somebody said no
+    """Somebody was asked and did not say yes."""
+
+
+def confirm(question: str) -> None:
+    """Return only if somebody at the terminal says yes.
+
+    Args:
+        question: what is to be done, as a question.
+
+    Raises:
+        NotDone: they said no, or nobody is there.
+    """
+    import typer
+
+    try:
+        if typer.confirm(question, err=True):
+            return
+    except typer.Abort:
+        print(file=sys.stderr)
+    raise NotDone("Not done; --yes does it without asking.")
 
 
 def plain(value: object) -> Any:

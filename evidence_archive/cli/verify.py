@@ -12,8 +12,9 @@ import typer
 
 from evidence_archive.cli.opening import custody_of
 from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, Url
+from evidence_archive.cli.proofs import verifier
 from evidence_archive.cli.render import counted, emit_json, say, table
-from evidence_archive.errors import EvidenceArchiveError, IntegrityError, ShreddedError
+from evidence_archive.errors import EvidenceArchiveError, IntegrityError, ShreddedError, StoreUnavailableError
 from evidence_archive.model import Principal
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ __all__ = ["register"]
 
 FOUND = 1
 COULD_NOT_RUN = 2
+
+_ANCHORS = frozenset({"objects", "s3", "command"})
+"""What stands before a colon where an anchor is no file."""
 
 _STORE = "--url sqlite:///evidence.db --keys evidence.keys --org north-clinic --subject records-office"
 
@@ -62,13 +66,22 @@ def _verify(
     objects: Objects = None,
     role: Custodians = None,
     level: Annotated[
-        str, typer.Option("--level", metavar="NAME", help="keyless, seals (row seals too) or full (originals too).")
-    ] = "seals",
+        str | None,
+        typer.Option(
+            "--level",
+            metavar="NAME",
+            help="keyless, seals (row seals too) or full (originals too).",
+            show_default="seals",
+        ),
+    ] = None,
     keyless: Annotated[
         bool, typer.Option("--keyless", help="Without any key, and without an entry in the log.")
     ] = False,
     log_key: Annotated[
-        str | None, typer.Option("--log-key", metavar="LINE", help="With --keyless: the log's public key.")
+        str | None,
+        typer.Option(
+            "--log-key", metavar="LINE", help="With --keyless: the log's public key, or a file that holds it."
+        ),
     ] = None,
     sample: Annotated[
         float | None, typer.Option("--sample", metavar="SHARE", help="Share of the originals, such as 0.1.")
@@ -86,6 +99,10 @@ def _verify(
     """
     with _could_not_run():
         since_us = _microseconds(since)
+        if keyless and level not in (None, "keyless"):
+            raise typer.BadParameter(f"--level {level} needs the keys: leave it out, or --keyless.")
+        for one in anchor or ():
+            _check_file(one)
         named: dict[str, Any] = {"sample": sample, "since_us": since_us}
         with _bar(shown=not as_json) as progress:
             if keyless:
@@ -96,7 +113,7 @@ def _verify(
                 principal = Principal(org, subject, role or ())
                 try:
                     with custody_of(url, keys, policy, objects, principal, damaged=True) as custody:
-                        report = custody.verify(level, anchors=anchor or (), progress=progress, **named)
+                        report = custody.verify(level or "seals", anchors=anchor or (), progress=progress, **named)
                 except (IntegrityError, ShreddedError) as error:
                     report = _without_keys(url, org, objects, anchor, log_key, progress=progress, **named)
                     report = _unopened(report, error)
@@ -128,12 +145,11 @@ def _without_keys(
     sample: float | None,
     since_us: int | None,
 ) -> "VerifyReport":
-    from evidence_archive.proof.checkpoint import VerifierKey
     from evidence_archive.store import open_store
     from evidence_archive.verifying import verify_keyless
 
     anchors = [_anchor(one) for one in anchor or ()]
-    key = None if log_key is None else VerifierKey.parse(log_key)
+    key = None if log_key is None else verifier(log_key)
     store = open_store(url, create=False)
     try:
         return verify_keyless(
@@ -165,6 +181,13 @@ def _anchor(where: str) -> "Anchor":
     return open_anchor(where, create=False)
 
 
+def _check_file(anchor: str) -> None:
+    """Return only if an anchor is no file, or one that is there: one that was never written to shows nothing."""
+    scheme, separator, _ = anchor.partition(":")
+    if anchor != "log" and not (separator and scheme in _ANCHORS) and not os.path.lexists(anchor):
+        raise StoreUnavailableError(f"There is no file {anchor!r}: name the anchor that keeps heads of this log.")
+
+
 def _fsck(
     *,
     url: Url,
@@ -189,6 +212,8 @@ def _fsck(
     with _could_not_run():
         if subject is None:
             raise typer.BadParameter("--subject says who asks.")
+        for one in anchor or ():
+            _check_file(one)
         principal = Principal(org, subject, role or ())
         with (
             _bar(shown=not as_json) as progress,

@@ -9,6 +9,7 @@ from evidence_archive.keys.service import ServiceKeys
 from evidence_archive.ports import KeyProvider
 
 __all__ = [
+    "SCHEMES",
     "EnvironmentKeys",
     "FileKeys",
     "added_version",
@@ -18,6 +19,9 @@ __all__ = [
     "unwrap_checked",
     "wrap_checked",
 ]
+
+SCHEMES = frozenset({"env", "command", "kms", "transit"})
+"""What stands before a colon where keys are not in a file."""
 
 
 def open_provider(keys: str | os.PathLike[str] | KeyProvider) -> KeyProvider:

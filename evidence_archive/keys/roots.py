@@ -498,7 +498,7 @@ def _read_private(path: str, allow_group_read: bool) -> bytes:
         ) from error
     except (OSError, ValueError) as error:
         raise KeyringError(
-            f"Key file {path!r} cannot be opened: name the file itself, not a link, and check its owner."
+            f"Key file {path!r} cannot be opened: name the file itself, not a link, and check its owner and mode."
         ) from error
     try:
         _check_private(os.fstat(source), path, allow_group_read)

@@ -171,8 +171,11 @@ class ServiceKeys(ABC):
         found = self._memory.get(self._listing(org), suffices)
         if suffices(found):
             return found[called]
-        if called not in found:
-            raise KeyNotFoundError(f"This org has no key at {self._source()}: make its first version there.")
+        if version is None:
+            raise KeyNotFoundError(
+                f"This org has no key at {self._source()}: for a new org make its first version with "
+                "`evidence-archive keys new WHERE --org ORG`; one that had a key needs that one back."
+            )
         raise KeyNotFoundError(
             f"Key version {version} is not at {self._source()}: use the service that this store was sealed with."
         )
