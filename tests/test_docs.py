@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import evidence_archive.errors as errors_module
 from evidence_archive.cli import app
-from evidence_archive.errors import EvidenceArchiveError
+from evidence_archive.errors import EvidenceArchiveError, NotAvailableError
 from evidence_archive.keys import new_keys
 from evidence_archive.testing import ScriptedModel, call, say
 
@@ -86,6 +86,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_every_python_block_runs_as_it_stands(path: Path, folder: Path):
     run_page(path.read_text("utf-8"), name_of(path), stage())
+
+
+IN_ORDER = ("README.md", "docs/custody.md", "docs/keys.md", "docs/verify.md", "docs/backup.md")
+"""Pages that a new user follows in one folder."""
+
+
+@pytest.mark.parametrize("pages", [IN_ORDER, ("README.md", *reversed(IN_ORDER[1:]))], ids=["forth", "back"])
+def test_the_pages_can_be_followed_in_one_folder(pages: tuple[str, ...], folder: Path):
+    for page in pages:
+        run_page((ROOT / page).read_text("utf-8"), page, stage())
+
+
+def test_must_fail_control_a_page_that_opens_the_session_as_another_is_noticed(folder: Path):
+    text = (ROOT / "docs" / "verify.md").read_text("utf-8")
+    run_page((ROOT / "README.md").read_text("utf-8"), "README.md", stage())
+    with pytest.raises(NotAvailableError):
+        run_page(text.replace('subject="triage-agent"', 'subject="records-office"'), "control", stage())
 
 
 def test_a_block_that_fails_is_noticed(folder: Path):

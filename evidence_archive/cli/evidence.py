@@ -14,7 +14,7 @@ from evidence_archive.model import Principal, format_time
 
 __all__ = ["register"]
 
-_STORE = "--url sqlite:///evidence.db --keys evidence.keys --org north-clinic --subject records"
+_STORE = "--url sqlite:///evidence.db --keys evidence.keys --org north-clinic --subject triage-agent"
 
 
 def register(app: typer.Typer) -> None:
