@@ -837,6 +837,7 @@ def read_register(data: bytes, line: str) -> list[dict[str, Any]]:
         if of is not None:
             result = entry["details"].get("result")
             begun = of["details"]["results"] if of["event"] == "batch.accepted" else [None]
+            need(of["event"] in ("batch.accepted", "session.opened"), "what an act is about")
             need(of["session_id"] == entry["session_id"] and result in begun, "what an act is about")
         acts.append({"entry": entry, "reason": reason, "of": of})
     return acts

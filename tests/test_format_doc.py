@@ -1,0 +1,168 @@
+"""docs/format.md names all that is stored: every table, column and type, every label, every detail of an entry."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import independent_decoder as independent
+import pytest
+from sqlalchemy import LargeBinary, Table, Text
+from sqlmodel import SQLModel
+from test_format import NORTH, SOUTH, Stored, stored  # noqa: F401 - a fixture
+
+from evidence_archive.proof.leaf import EVENTS
+from evidence_archive.store.schema import SCHEMA_REVISION
+from evidence_archive.store.tables import NO_ORG, sealed_columns
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "format.md").read_text("utf-8")
+SOURCES = {
+    path.relative_to(ROOT): path.read_text("utf-8")
+    for path in (ROOT / "evidence_archive").rglob("*.py")
+    if "testing" not in path.parts
+}
+LABEL = re.compile(r"evidence-archive/(?:v1/[a-z0-9-]+|[a-z-]+/1)\b")
+
+
+def section(page: str, title: str) -> str:
+    """What is under a heading, up to the next one."""
+    found = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#|\Z)", page, re.M | re.S)
+    return "" if found is None else found[1]
+
+
+def cells(text: str) -> list[list[str]]:
+    """The rows of the tables in a text, without their heads."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows if not set("".join(row)) <= {"-"}]
+
+
+def quoted(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def told_of(page: str, table: str) -> dict[str, Any]:
+    """What the page says of a table: its key, and its columns in order with their types."""
+    text = section(page, f"`{table}`")
+    key = re.search(r"^Primary key: (.*?)\.", text, re.M)
+    columns = [(name, quoted(row[1])[0]) for row in cells(text)[1:] for name in quoted(row[0])]
+    return {"key": quoted(key[1]) if key else [], "columns": columns, "unsealed": "Not sealed" in text}
+
+
+def is_so(table: Table) -> dict[str, Any]:
+    """The same, as the metadata has it."""
+    letters = {LargeBinary: "b", Text: "s"}
+    columns = []
+    for column in table.c:
+        letter = next((letter for kind, letter in letters.items() if isinstance(column.type, kind)), "i")
+        columns.append((column.name, letter + "?" * bool(column.nullable)))
+    return {
+        "key": [column.name for column in table.primary_key],
+        "columns": columns,
+        "unsealed": not sealed_columns(table),
+    }
+
+
+TABLES = {table.name: table for table in SQLModel.metadata.sorted_tables}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_page_has_every_column_of_a_table_with_its_type_in_order(name: str):
+    assert told_of(PAGE, name) == is_so(TABLES[name])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_must_fail_control_a_column_that_the_page_leaves_out_or_has_in_another_type_is_found(name: str):
+    so = is_so(TABLES[name])
+    text = section(PAGE, f"`{name}`")
+    rows = [line for line in text.splitlines() if re.match(r"\| `", line)]
+    assert rows
+    for row in rows:
+        without = PAGE.replace(text, text.replace(f"{row}\n", ""))
+        other = PAGE.replace(text, text.replace(row, re.sub(r"\| `([bsi])(\??)` \|", r"| `\1\2?` |", row)))
+        assert told_of(without, name) != so
+        assert told_of(other, name) != so
+    assert told_of(PAGE.replace(f"### `{name}`", "### another"), name) != so
+
+
+def test_the_page_has_no_table_that_is_not_there_and_the_second_decoder_has_the_same_layout():
+    assert set(re.findall(r"^### `(\w+)`$", PAGE, re.M)) == set(TABLES) == set(independent.LAYOUT)
+    for name, table in TABLES.items():
+        layout = [(one.partition(":")[0], one.partition(":")[2] or "b") for one in independent.LAYOUT[name].split()]
+        assert layout == is_so(table)["columns"]
+        assert ("seal" in independent.columns_of(name)) == bool(sealed_columns(table))
+    assert (independent.SCHEMA, independent.NO_ORG) == (SCHEMA_REVISION, NO_ORG)
+    assert f"`{SCHEMA_REVISION}`" in section(PAGE, "Tables")
+
+
+def test_every_sealed_column_is_covered_and_what_is_not_sealed_says_why():
+    for table in TABLES.values():
+        covered = sealed_columns(table)
+        assert covered in ((), tuple(column.name for column in table.c)[:-1]), "all columns before the seal, or none"
+
+
+def missing(page: str) -> set[str]:
+    """Labels and names of formats that the package has and a page does not."""
+    return {label for text in SOURCES.values() for label in LABEL.findall(text)} - set(LABEL.findall(page))
+
+
+def test_the_page_names_every_label_and_every_format_of_the_package():
+    labels = {label for text in SOURCES.values() for label in LABEL.findall(text)}
+    assert {"evidence-archive/v1/key-service-place", "evidence-archive/v1/transit-fingerprint"} <= labels
+    assert {f"evidence-archive/{one}/1" for one in ("keys", "bundle", "backup", "objects", "key-command")} <= labels
+    assert missing(PAGE) == set()
+
+
+def test_must_fail_control_a_label_that_the_page_leaves_out_is_found():
+    labels = {label for text in SOURCES.values() for label in LABEL.findall(text)}
+    for label in labels:
+        assert missing(re.sub(rf"{re.escape(label)}\b(?!-)", "something else", PAGE)) >= {label}
+
+
+def details_of(page: str) -> dict[str, set[str]]:
+    """By event, the names that its details may have."""
+    rows = cells(section(page, "Audit leaf"))
+    return {event: set(quoted(row[2])) for row in rows if len(row) == 3 for event in quoted(row[0])[:1]}
+
+
+def unexplained(page: str, entries: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    told = details_of(page)
+    return {
+        (entry["event"], name)
+        for entry in entries
+        for name in entry["details"]
+        if name not in told.get(entry["event"], set())
+    }
+
+
+def test_the_page_explains_every_event_and_every_detail_that_was_written(stored: Stored):  # noqa: F811
+    assert {event for event in EVENTS if event not in details_of(PAGE)} == set()
+    entries = [entry for org in stored.orgs().values() for entry in org.entries]
+    assert len({entry["event"] for entry in entries}) >= 16
+    assert unexplained(PAGE, entries) == set()
+    assert unexplained(PAGE.replace("`envelopes`", "`others`"), entries) == {("batch.accepted", "envelopes")}
+    told = {row[0].strip("`"): row[1] for row in cells(section(PAGE, "Audit leaf"))[1:]}
+    for entry in entries:
+        where = told[entry["event"]]
+        assert "absent" in where if entry["session_id"] is None else where != "absent", entry["event"]
+
+
+def test_the_page_names_every_name_in_the_files_outside(stored: Stored):  # noqa: F811
+    line = stored.lines[NORTH.org]
+    provenance = independent.read_bundle(stored.bundles["all"], line)["provenance"]
+    manifest = json.loads((stored.desk.folder / "backup" / "manifest.json").read_bytes())
+    named = {
+        "Evidence bundle": {*provenance, *provenance["results"][0], "original_id", "dek_id", "dek", "sealed_size"},
+        "Backup": {*manifest, *manifest["orgs"][0], *manifest["files"][0]},
+        "Register": set(json.loads((stored.desk.folder / "register.jsonl").read_bytes().splitlines()[0])),
+        "Anchors": set(json.loads((stored.desk.folder / "heads.jsonl").read_bytes().splitlines()[0])),
+        "`batches`": set(json.loads(stored.orgs()[SOUTH.org].tables["batches"][0]["receipt"])),
+    }
+    for title, names in named.items():
+        assert unnamed(section(PAGE, title), names) == set(), title
+        for name in names:
+            assert unnamed(section(PAGE, title).replace(f"`{name}`", "`another`"), names) == {name}
+
+
+def unnamed(text: str, names: set[str]) -> set[str]:
+    return names - set(quoted(text))
