@@ -515,6 +515,14 @@ def content_tag(tag_key: bytes, data: bytes, encoding: bytes) -> bytes:
     return hmac.digest(tag_key, label + hashlib.sha256(data).digest(), "sha256")
 
 
+def labelled(opened: dict[str, bytes], label: str) -> bytes:
+    """The exact bytes of an original as a view shows it with its label."""
+    if opened["encoding"] == b"text":
+        return f"{label}\n".encode() + opened["data"]
+    parts = [{"type": "text", "text": label}, *json.loads(opened["data"])]
+    return json.dumps(parts, ensure_ascii=True, separators=(",", ":")).encode()
+
+
 class Org:
     """Everything that is stored of one org, read and compared with everything else that says something of it.
 
@@ -655,7 +663,7 @@ class Org:
         need(numbers == list(range(1, session["next_number"])), "a result is missing")
         for row in rows:
             need(row["version"] <= session["version"], "a result of a later version")
-            self._result(name, scope_id, row, key, tag_key)
+            self._result(session, row, key, tag_key)
         for batch in self.tables["batches"]:
             if batch["scope_id"] == scope_id:
                 self._batch(name, batch, tag_key)
@@ -671,9 +679,9 @@ class Org:
         context = self.bound("scope-tag", scope["scope_id"], scope["generation"])
         return key, decrypt(key, context, fields[1] or b"")
 
-    def _result(self, session_id: str, scope_id: bytes, row: Row, key: bytes, tag_key: bytes) -> None:
-        result_id = f"r{row['number']}"
-        place = session_id, result_id
+    def _result(self, session: Row, row: Row, key: bytes, tag_key: bytes) -> None:
+        result_id, scope_id = f"r{row['number']}", session["scope_id"]
+        place = session["session_id"], result_id
         if row["state"] == "shredded":
             need((row["closed"], row["part"]) == (None, None), "something is left of what was shredded")
             need(
@@ -702,21 +710,28 @@ class Org:
         dek, note = fields[0] or b"", fields[1] or b""
         self.notes[place] = note.decode("utf-8", "surrogatepass")
         if row["origin"] is None:
-            self.originals[place] = self._original(session_id, row, dek, tag_key)
+            self.originals[place] = self._original(session, row, dek, tag_key)
         else:
             need((dek, row["original_id"], row["dek_id"]) == (b"", None, None), "a copy with a key of its own")
 
-    def _original(self, session_id: str, row: Row, dek: bytes, tag_key: bytes) -> dict[str, bytes]:
+    def _original(self, session: Row, row: Row, dek: bytes, tag_key: bytes) -> dict[str, bytes]:
         envelope = self.envelope(row)
         need(hashlib.sha256(envelope).digest() == row["envelope_sha256"], "an envelope is another one")
         need(envelope[8:40] == row["original_id"] + row["dek_id"], "the ids of an envelope")
-        names = [self.deployment, self.org, session_id, f"r{row['number']}", row["call_id"]]
+        names = [self.deployment, self.org, session["session_id"], f"r{row['number']}", row["call_id"]]
         tool = row["tool_name"].decode("utf-8", "surrogatepass")
         slot = [*names, tool, row["kind"], row["media_type"], row["observed_at_us"]]
         opened = open_envelope(envelope, slot, dek, row["sealed_size"])
         need(len(opened["data"]) == row["size_bytes"], "another size")
         need(content_tag(tag_key, opened["data"], opened["encoding"]) == row["content_tag"], "the content's tag")
-        need(opened["trust"] == b"tool-output" and len(unpack(opened["acl"])) == 3, "the facts of an original")
+        if row["labelled_tag"] is not None:
+            shown = labelled(opened, f"[evidence r{row['number']} tag={session['tag']}]")
+            need(content_tag(tag_key, shown, opened["encoding"]) == row["labelled_tag"], "the labelled content's tag")
+        media_types = {b"text": "text/plain", b"parts": "application/json"}
+        need(media_types.get(opened["encoding"]) == row["media_type"], "a media type")
+        facts = unpack(opened["acl"])
+        need(len(facts) == 3 and facts[0] == as_field(session["subject"]), "the facts of an original")
+        need(opened["trust"] == b"tool-output", "the trust label of an original")
         (batch,) = [entry for entry in self.entries if entry["batch_id"] == row["batch_id"].hex()] or [None]
         told = (
             []

@@ -218,6 +218,8 @@ def test_everything_of_the_format_is_in_what_the_decoder_read(stored: Stored):
     assert {row["kek_floor"] for row in tables["custody"] if row["org"] != EAST.org} == {2}
     assert {row["completed_at_us"] is None for row in tables["shreds"]} == {False}
     assert {row["released_at_us"] is None for row in tables["holds"]} == {True, False}
+    shown = {row["media_type"] for row in tables["results"] if row["labelled_tag"] and row["state"] == "archived"}
+    assert shown == {"text/plain", "application/json"}
     compressions = {one["compression"] for org in stored.orgs().values() for one in org.originals.values()}
     assert compressions == {b"none", b"zstd"}
 

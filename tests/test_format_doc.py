@@ -1,7 +1,9 @@
 """docs/format.md names all that is stored: every table, column and type, every label, every detail of an entry."""
 
+import ast
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,12 @@ from sqlalchemy import LargeBinary, Table, Text
 from sqlmodel import SQLModel
 from test_format import NORTH, SOUTH, Stored, stored  # noqa: F401 - a fixture
 
-from evidence_archive.proof.leaf import EVENTS
+from evidence_archive import disposal, ports, records, register
+from evidence_archive.batch import REASON_CHARS_MAX
+from evidence_archive.keys import service
+from evidence_archive.proof.leaf import EVENTS, LEAF_BYTES_MAX
+from evidence_archive.sealing import keyring
+from evidence_archive.sealing.envelope import ORIGINAL_BYTES_MAX
 from evidence_archive.store.schema import SCHEMA_REVISION
 from evidence_archive.store.tables import NO_ORG, sealed_columns
 
@@ -166,3 +173,44 @@ def test_the_page_names_every_name_in_the_files_outside(stored: Stored):  # noqa
 
 def unnamed(text: str, names: set[str]) -> set[str]:
     return names - set(quoted(text))
+
+
+# --- the decoder itself ---------------------------------------------------------------------------------------------
+
+
+def imported_by(source: str) -> set[str]:
+    """The packages that a module imports from anywhere but the standard library, with what it takes of them."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+        names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+        found |= {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
+    return found
+
+
+def test_the_second_decoder_has_nothing_of_the_library_nor_its_cipher():
+    source = Path(str(independent.__file__)).read_text("utf-8")
+    used = imported_by(source)
+    assert {name.partition(".")[0] for name in used} == {"cryptography", "zstandard"}
+    assert "cryptography.cobblestone" not in used
+    control = f"{source}\nfrom evidence_archive.model import ce\nimport cryptography.cobblestone\n"
+    assert imported_by(control) - used == {"evidence_archive.model", "cryptography.cobblestone"}
+
+
+@pytest.mark.parametrize(
+    ("title", "words"),
+    [
+        ("Envelope `EVA1`", f"at most {ORIGINAL_BYTES_MAX // 2**30} GiB"),
+        ("Wrapped keys", f"at most {service.WRAPPED_BYTES_MAX // 1024} KiB"),
+        ("DEK and note, closed together", f"at most {keyring.WRAPPED_BYTES_MAX // 2**20} MiB"),
+        ("Objects outside the database", f"({ports.OBJECT_BYTES_MAX:,} in this"),
+        ("Audit leaf", f"the leaf at most {LEAF_BYTES_MAX // 2**20} MiB"),
+        ("Register", f"{register.LINE_BYTES_MAX:,} bytes"),
+        ("Words of people and models", f"at most {REASON_CHARS_MAX:,} characters"),
+        ("`custody`", str(disposal.KEK_VERSION_MAX)),
+        ("`results`", f"at most {records.TOOL_NAME_CHARS_MAX:,} characters"),
+    ],
+)
+def test_the_bounds_on_the_page_are_those_of_the_code(title: str, words: str):
+    assert words in section(PAGE, title)
+    assert words not in section(PAGE, "States")
