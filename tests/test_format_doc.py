@@ -9,13 +9,15 @@ from typing import Any
 
 import independent_decoder as independent
 import pytest
+from conftest import Desk
 from sqlalchemy import LargeBinary, Table, Text
 from sqlmodel import SQLModel
-from test_format import NORTH, SOUTH, Stored, stored  # noqa: F401 - a fixture
+from test_format import NORTH, SOUTH, Stored, filled, stored  # noqa: F401 - a fixture
 
-from evidence_archive import disposal, ports, records, register
+from evidence_archive import Policy, disposal, ports, records, register
+from evidence_archive.backup import restore_backup
 from evidence_archive.batch import REASON_CHARS_MAX
-from evidence_archive.keys import service
+from evidence_archive.keys import open_provider, service
 from evidence_archive.proof.leaf import EVENTS, LEAF_BYTES_MAX
 from evidence_archive.sealing import keyring
 from evidence_archive.sealing.envelope import ORIGINAL_BYTES_MAX
@@ -152,6 +154,38 @@ def test_the_page_explains_every_event_and_every_detail_that_was_written(stored:
     for entry in entries:
         where = told[entry["event"]]
         assert "absent" in where if entry["session_id"] is None else where != "absent", entry["event"]
+
+
+def test_what_a_replay_wrote_is_read_and_explained(sqlite_desk: Desk, tmp_path: Path):
+    """A backup is put back, and what was done since is done again: the entries say so in details of their own."""
+    register_file, target = tmp_path / "register.jsonl", Desk(tmp_path / "target")
+    with sqlite_desk.open(register=register_file) as archive:
+        filled(archive, NORTH)
+        custody = archive.custody(NORTH)
+        custody.backup(tmp_path / "backup")
+        kept = custody.hold("a reason", session_id="case", result_id="r1")
+        custody.release(custody.hold("another reason").id)
+        custody.retain("case", "r2", 4_000_000_000_000_000)
+        custody.shred(session_id="case", result_id="r4")
+    target.folder.mkdir()
+    target.keys.write_bytes(sqlite_desk.keys.read_bytes())
+    target.keys.chmod(0o600)
+    restore_backup(
+        tmp_path / "backup",
+        target.url,
+        keys=open_provider(target.keys),
+        policy=Policy.default(),
+        subject="records",
+        roles={"custodian"},
+        replays=[str(register_file)],
+    )
+    unwrap = independent.roots_unwrap(target.keys.read_bytes())
+    (org,) = independent.read_archive(independent.read_database(target.database), unwrap).values()
+    placed = [entry["details"] for entry in org.entries if entry["event"] == "hold.placed"]
+    assert {one["placed_by"] for one in placed} == {NORTH.subject}
+    assert (org.reasons[kept.id], ("case", "r4") in org.shredded) == ("a reason", True)
+    assert unexplained(PAGE, org.entries) == set()
+    assert unexplained(PAGE.replace("`replayed`", "`again`"), org.entries) == {("hold.placed", "replayed")}
 
 
 def test_the_page_names_every_name_in_the_files_outside(stored: Stored):  # noqa: F811
