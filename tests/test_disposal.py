@@ -638,6 +638,30 @@ def test_must_fail_control_a_choke_point_that_does_not_count_holds_destroys_what
         assert desk.execute("SELECT count(*) FROM originals") == [(2,)]
 
 
+def test_a_shred_that_is_refused_is_in_the_log(desk: Desk, owner: Principal, talk: Conversation):
+    clock = FrozenClock()
+    with desk.open(clock=clock) as archive:
+        archived(archive, owner, "case-1", talk)
+        custody = archive.custody(CUSTODIAN)
+        hold = custody.hold("claim", session_id="case-1", result_id="r1")
+        for what in ({"session_id": "case-1", "result_id": "r1"}, {"session_id": "case-1"}, {}):
+            with pytest.raises(HeldError):
+                custody.shred(**what)
+        custody.release(hold.id)
+        custody.retain("case-1", "r2", clock.now_us() + DAY_US)
+        with pytest.raises(RetentionError):
+            custody.shred(session_id="case-1", result_id="r2")
+        entries = archive.audit(principal=CUSTODIAN).entries
+        refused = [(one.subject, one.session_id, one.details) for one in entries if one.event == "shred.refused"]
+        assert refused == [
+            (CUSTODIAN.subject, "case-1", {"why": "held", "result": "r1"}),
+            (CUSTODIAN.subject, "case-1", {"why": "held"}),
+            (CUSTODIAN.subject, None, {"why": "held"}),
+            (CUSTODIAN.subject, "case-1", {"why": "retention", "result": "r2"}),
+        ]
+        assert "shred.requested" not in {one.event for one in entries}
+
+
 def test_a_released_hold_names_its_session_in_the_log(desk: Desk, owner: Principal, talk: Conversation):
     with desk.open() as archive:
         archived(archive, owner, "case-1", talk)

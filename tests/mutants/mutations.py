@@ -396,6 +396,7 @@ _ROWS = (
             ("the session of a find", "_SESSION", "row[:scope_at]"),
             ("the key of a find", "_SCOPE", "row[scope_at:result_at]"),
             ("the result of a find", "_RESULT", "row[result_at:]"),
+            ("custody", "_CUSTODY", "found[at:]"),
         )
     ),
     *(
@@ -421,7 +422,6 @@ _ROWS = (
             ("shreds", "", "_SHRED", ""),
             ("checkpoint", "None if row is None else ", "_CHECKPOINT", ""),
             ("checkpoints", "[", "_CHECKPOINT", ""),
-            ("custody", "", "_CUSTODY", ""),
             ("head", "", "_HEAD", ""),
             ("org row", "", "_ORG", ""),
         )
@@ -508,8 +508,8 @@ _AUDIT = (
     Mutation(
         "audit: entries are appended without the lock",
         _SQL,
-        '        if head is None:\n            raise StoreError("This transaction did not lock the audit log.")\n',
-        "        if head is None:\n            head = self.head()\n",
+        'raise StoreError("This transaction did not lock the audit log.")\n',
+        "self._head = self.head()\n",
         "tests/test_store.py::test_a_transaction_that_did_not_lock_the_log_may_not_append_to_it[sqlite]",
     ),
     Mutation(
@@ -1148,8 +1148,8 @@ _CUSTODY = (
     Mutation(
         "custody: looking at what is due destroys it",
         "disposal.py",
-        "        if not dry_run:\n",
-        "        if due:\n",
+        "        if dry_run:\n",
+        "        if not due:\n",
         "tests/test_disposal.py::test_what_is_to_be_kept_is_kept_and_a_retention_is_never_shortened[sqlite]",
     ),
     Mutation(
@@ -1183,8 +1183,8 @@ _CUSTODY = (
     Mutation(
         "custody: a process that holds keys goes on in a shredded org",
         "disposal.py",
-        "CustodyRow(kek_floor=KEK_VERSION_MAX, originals=0, original_bytes=0)",
-        "CustodyRow(kek_floor=0, originals=0, original_bytes=0)",
+        "vault.counted(writer, kek_floor=KEK_VERSION_MAX)",
+        "vault.counted(writer, kek_floor=0)",
         "tests/test_disposal.py::"
         "test_a_shredded_org_is_gone_and_a_process_that_has_its_keys_archives_nothing_more[sqlite]",
     ),
@@ -1212,15 +1212,15 @@ _CUSTODY = (
     Mutation(
         "custody: an older wrapped key is believed",
         "vault.py",
-        "if row.kek_version < self.kek_floor:",
-        "if row.kek_version < 0:",
+        "row.kek_version < (self.kek_floor or 0):",
+        "row.kek_version < 0:",
         "tests/test_rekeying.py::test_an_older_wrapped_key_that_is_put_back_is_refused[sqlite]",
     ),
     Mutation(
         "custody: an older key of the org is believed",
         "vault.py",
-        "    if row.kek_version < floor:\n",
-        "    if row.kek_version < 0:\n",
+        "    if floor is not None and row.kek_version < floor:\n",
+        "    if floor is not None and row.kek_version < 0:\n",
         "tests/test_rekeying.py::test_an_older_key_of_the_org_that_is_put_back_is_refused[sqlite]",
     ),
     Mutation(
@@ -1229,6 +1229,67 @@ _CUSTODY = (
         " and self._raise_floor(version):",
         ":",
         "tests/test_rekeying.py::test_a_rotation_wraps_everything_anew_and_touches_no_original[sqlite]",
+    ),
+    Mutation(
+        "custody: the floor rises without another look",
+        "rekeying.py",
+        "if writer.org_row().kek_version < version or writer.scopes_below(version):",
+        "if writer.org_row().kek_version < version:",
+        "tests/test_rekeying.py::"
+        "test_a_session_opened_between_the_census_and_the_floor_is_wrapped_anew_and_never_locked_out[sqlite-rotate]",
+    ),
+    Mutation(
+        "custody: an older row of what is in keeping is believed",
+        _SQL,
+        "if (0 if row is None else row.version) != self._custody_version(head):",
+        "if False:",
+        "tests/test_disposal.py::"
+        "test_what_an_org_has_in_keeping_is_not_believed_where_it_was_removed_or_put_back[sqlite]",
+    ),
+    Mutation(
+        "custody: holds are not counted",
+        "disposal.py",
+        "if len(holds) != (0 if kept is None else kept.holds):",
+        "if False:",
+        "tests/test_disposal.py::test_a_hold_that_was_removed_from_the_database_holds_on[sqlite]",
+    ),
+    Mutation(
+        "custody: what nobody knows the floor of is opened",
+        "vault.py",
+        "if row.wrapped and self.kek_floor is None:",
+        "if False:",
+        "tests/test_disposal.py::"
+        "test_what_an_org_has_in_keeping_is_not_believed_where_it_was_removed_or_put_back[sqlite]",
+    ),
+    Mutation(
+        "custody: a refused shred leaves no entry",
+        "disposal.py",
+        "        except (HeldError, RetentionError) as error:\n",
+        "        except ZeroDivisionError as error:\n",
+        "tests/test_disposal.py::test_a_shred_that_is_refused_is_in_the_log[sqlite]",
+    ),
+    Mutation(
+        "audit: the store's own heads can be given up",
+        "proving.py",
+        "read = _continued(reader, own + rest)",
+        "read = _continued(reader, rest)",
+        "tests/test_proving.py::test_a_log_that_was_rewritten_is_not_anchored_anew[sqlite]",
+    ),
+    Mutation(
+        "audit: any head of an anchor counts as given up",
+        "proving.py",
+        "not any((one.size, one.root) in given_up for one in anchored):\n                    raise\n"
+        "                rest = [one for one in self._all_anchored() if (one.size, one.root) not in given_up]\n",
+        "not anchored:\n                    raise\n                rest = []\n",
+        "tests/test_proving.py::test_a_store_that_was_put_back_meets_its_anchor[sqlite-file]",
+    ),
+    Mutation(
+        "records: an old call that is answered again has read what came since",
+        "records.py",
+        "if any(_is_same_call(one, call) for one in timeline.calls()):",
+        "if False:",
+        "tests/test_session_attacks.py::test_an_old_call_that_is_answered_once_more_has_read_nothing_that_came_after_it"
+        "[sqlite-archive_evidence-as sent]",
     ),
     Mutation(
         "custody: a session is made under a version below the floor",
