@@ -51,6 +51,7 @@ LARGE = ("large text", "large part")
 LARGE_CHARS = 3 * 1024 * 1024
 PIECE_BYTES, OVERLAP_BYTES = 64 * 1024, 512
 STRANGER = Principal(org=OWNER.org, subject="stranger")
+OFFICER = Principal(org=OWNER.org, subject="records-office", roles={"custodian"})
 
 EVERYWHERE = (*PLACES, *LARGE, "conversation of a tool", "user")
 
@@ -313,6 +314,42 @@ def test_no_canary_is_in_what_is_left_of_what_was_broken_off_half_way(bag, logs)
     assert raised > len(FAULTS)
     bag.add(logs.getvalue().encode("utf-8", "surrogatepass"))
     assert b"evidence_archive.trouble" in bag
+    assert bag.found(Scanner(canaries, wholes(canaries))) == set()
+
+
+def test_no_canary_is_in_what_custody_leaves_in_backups_registers_anchors_and_a_history(bag, logs, tmp_path):
+    canaries = made_up()
+    outside = bag.desk.folder / "outside"
+    outside.mkdir()
+    kept = {"anchors": [outside / "heads.jsonl", f"objects:{outside / 'heads'}"], "register": outside / "register"}
+    with bag.desk.open(counter=Characters(), inline_size_max=1 << 20, **kept) as archive:
+        large(archive, canaries)
+        large(archive, canaries, "second")
+        custody = archive.custody(OFFICER)
+        hold = custody.hold(canaries["reason"], session_id="large")
+        assert hold.reason == canaries["reason"]
+        for at, act in enumerate(
+            (
+                lambda: custody.backup(outside / "first"),
+                lambda: custody.shred(session_id="large", result_id="r1"),
+                lambda: custody.shred(session_id="second", result_id="r1"),
+                custody.rotate,
+                lambda: custody.verify("full"),
+                lambda: custody.release(hold.id),
+                lambda: custody.backup(outside / "second"),
+            )
+        ):
+            try:
+                bag.take(act())
+            except EvidenceArchiveError as error:
+                assert at == 1, "the one that is held"
+                bag.take(error)
+        with (outside / "history.zip").open("wb") as file:
+            custody.export(file, "large", include_original=False)
+        bag.take(*reachable(custody, custody.holds(), custody.shreds(), custody.census()))
+    bag.add(logs.getvalue().encode("utf-8", "surrogatepass"))
+    for seen in (b"hold.placed", b"shred.requested", b"manifest.json", b"tlog-proof", b"EVA1"):
+        assert seen in bag, f"{seen!r} was not looked at"
     assert bag.found(Scanner(canaries, wholes(canaries))) == set()
 
 
