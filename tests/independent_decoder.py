@@ -431,20 +431,23 @@ LAYOUT = {
     "originals": "org:s original_id:b envelope:b",
     "objects": "org:s original_id:b key:s size_bytes:i part_bytes:i state:s expires_at_us:i created_at_us:i seal",
     "batches": "org:s scope_id:b batch_id:b request_tag:b idempotency_key:s? receipt:s created_at_us:i seal",
-    "audit_heads": "org:s size:i frontier:b last_leaf_hash:b policy_digest:s? seal",
+    "audit_heads": "org:s size:i frontier:b last_leaf_hash:b policy_digest:s? custody_version:i seal",
     "audit_leaves": "org:s seq:i leaf:b",
     "holds": "org:s hold_id:b scope_id:b? number:i? reason:b placed_by:s placed_at_us:i released_by:s? "
     "released_at_us:i? seal",
     "shreds": "org:s shred_id:b scope_id:b? number:i? kek_version:i requested_by:s requested_at_us:i "
     "completed_at_us:i? seal",
     "checkpoints": "org:s size:i note:s frontier:b created_at_us:i seal",
-    "custody": "org:s kek_floor:i originals:i original_bytes:i seal",
+    "custody": "org:s kek_floor:i originals:i original_bytes:i holds:i version:i seal",
     "org_names": "org:s name:s",
 }
 """Of every table its columns in order: the letter that a seal has for their type, and whether they may be absent.
 
 A table with a column ``seal`` is sealed, in all columns before it.
 """
+
+ADDED = {"audit_heads": {"custody_version": 0}}
+"""Columns that were added to sealed rows, the last ones before the seal: it leaves them out while they are as here."""
 
 NO_ORG = "\x01"
 SCHEMA = "0003"
@@ -472,7 +475,10 @@ def read_database(path: Path) -> Tables:
 def row_seal(row_key: bytes, table: str, row: Row) -> bytes:
     """The seal that a row should have."""
     letters, fields = "", b""
-    for name in columns_of(table)[:-1]:
+    names, added = columns_of(table)[:-1], ADDED.get(table, {})
+    while names[-1] in added and row[names[-1]] == added[names[-1]]:
+        names.pop()
+    for name in names:
         value = row[name]
         letters += "n" if value is None else next(one for one, kind in TYPES.items() if type(value) is kind)
         data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
@@ -564,6 +570,7 @@ class Org:
             self.reasons = self._reasons()
             self._heads(self.line)
             self._custody()
+            self._acts()
             for session in self.tables["sessions"]:
                 self._session(session)
             self._nothing_besides()
@@ -640,13 +647,33 @@ class Org:
             need((row["released_by"] is None) == (row["released_at_us"] is None), "half a release")
         return found
 
+    def _acts(self) -> None:
+        """Holds and shreds keep who did them first, also where they were done again."""
+        for table, event, column, by, again in (
+            ("holds", "hold.placed", "hold_id", "placed_by", "placed_by"),
+            ("holds", "hold.released", "hold_id", "released_by", "requested_by"),
+            ("shreds", "shred.requested", "shred_id", "requested_by", "requested_by"),
+        ):
+            name = event.partition(".")[0]
+            told = {
+                one["details"][name]: one["details"].get(again, one["subject"])
+                for one in self.entries
+                if one["event"] == event and name in one["details"]
+            }
+            for row in self.tables[table]:
+                need(row[by] == told.get(row[column].hex()), f"the log knows another {by}")
+
     def _custody(self) -> None:
         kept = [
             row for row in self.tables["results"] if row["state"] == "archived" and row["original_id"] is not None
         ]
+        (head,) = self.tables["audit_heads"]
+        versions = [row["version"] for row in self.tables["custody"]]
+        need((versions or [0]) == [head["custody_version"]], "the head knows another version of what is in keeping")
         for row in self.tables["custody"]:
-            told = (row["originals"], row["original_bytes"])
-            need(told == (len(kept), sum(one["size_bytes"] for one in kept)), "what is in keeping")
+            told = (row["originals"], row["original_bytes"], row["holds"])
+            so = (len(kept), sum(one["size_bytes"] for one in kept), len(self.tables["holds"]))
+            need(told == so, "what is in keeping")
             for one in (self.row, *self.tables["scope_keys"]):
                 wrapped = one["aux_wrapped"] if "aux_wrapped" in one else one["wrapped"]
                 need(not wrapped or one["kek_version"] >= row["kek_floor"], "a wrapped key is below the floor")
@@ -847,6 +874,8 @@ def read_register(data: bytes, line: str) -> list[dict[str, Any]]:
         of = None if told["of"] is None else open_proof(told["of"], line)[0]
         events = ("hold.placed", "hold.released", "retention.extended", "shred.requested", "backup.restored")
         need(entry["event"] in events and (reason is not None) == (entry["event"] == "hold.placed"), "an act")
+        first = {"replayed", "placed_by" if entry["event"] == "hold.placed" else "requested_by"}
+        need(len(first & entry["details"].keys()) in (0, 2), "half of who did it first")
         about = entry["session_id"] is not None and entry["event"] != "hold.released"
         need((of is not None) == about, "what an act is about")
         if of is not None:
@@ -864,6 +893,8 @@ def read_bundle(data: bytes, line: str) -> dict[str, Any]:
         infos = bundle.infolist()
         files = {info.filename: bundle.read(info) for info in infos}
         need(len(files) == len(infos), "a file is twice in a bundle")
+        bare = infos[0].header_offset == 0 and data[-22:-18] == b"PK\x05\x06" and data[-2:] == b"\0\0"
+        need(bare, "something is before or behind the files")
         need(all((i.compress_type, i.date_time, i.external_attr >> 16) == PLAIN_MEMBER for i in infos), "a member")
         need(files["key.txt"].decode() == line + "\n", "a bundle of another log")
         note = files["checkpoint.txt"].decode()

@@ -21,7 +21,7 @@ from independent_decoder import NotWhatWasSealed, Org, Tables
 from sqlmodel import SQLModel
 
 from evidence_archive import Archive, Principal, envelopes
-from evidence_archive.errors import BatchRejectedError, NotAvailableError, ShreddedError
+from evidence_archive.errors import BatchRejectedError, HeldError, NotAvailableError, ShreddedError
 from evidence_archive.keys import new_keys
 from evidence_archive.objects import open_objects
 from evidence_archive.proof.merkle import consistency_proof, leaf_hash
@@ -107,6 +107,8 @@ def made(folder: Path) -> Stored:
         custody.shred(session_id="case", result_id="r4")
         custody.shred(session_id="case", result_id="r5")
         custody.shred(session_id="gone")
+        with pytest.raises(HeldError):
+            custody.shred(session_id="case", result_id="r2")
         custody.verify("full")
         stored.lines = {one.org: archive.custody(one).key() for one in (NORTH, SOUTH, EAST)}
         custody.checkpoint()
@@ -274,14 +276,65 @@ def test_must_fail_control_without_seals_half_of_the_columns_could_be_changed(
             except NotWhatWasSealed:
                 continue
             unnoticed.add((table, column))
-    assert {("results", "sensitivity"), ("holds", "placed_by"), ("results", "retention_until_us")} <= unnoticed
+    assert {("results", "sensitivity"), ("holds", "placed_at_us"), ("results", "retention_until_us")} <= unnoticed
     assert len(unnoticed) >= 40
     assert ("audit_leaves", "leaf") not in unnoticed, "what is hashed and signed is noticed all the same"
 
 
+def sealed_anew(stored: Stored, table: str, change: dict[str, Any]) -> Tables:
+    """The rows with one of the north clinic's changed by whoever has its row key."""
+    tables, row_key = stored.tables(), stored.orgs()[NORTH.org].row_key
+    rows = [{**row, **change} if row["org"] == NORTH.org else row for row in tables[table]]
+    rows = [
+        {**row, "seal": independent.row_seal(row_key, table, row)} if row["org"] == NORTH.org else row for row in rows
+    ]
+    return {**tables, table: rows}
+
+
+def put_back(stored: Stored) -> list[Tables]:
+    """Rows of which each has its seal, with what is in keeping counted as it was before, or not at all."""
+    tables = stored.tables()
+    (row,) = [row for row in tables["custody"] if row["org"] == NORTH.org]
+    return [
+        *(sealed_anew(stored, "custody", {name: row[name] - 1}) for name in ("version", "holds", "originals")),
+        sealed_anew(stored, "audit_heads", {"custody_version": row["version"] + 1}),
+        sealed_anew(stored, "audit_heads", {"custody_version": 0}),
+        {**tables, "custody": [one for one in tables["custody"] if one != row]},
+    ]
+
+
+def test_the_row_of_what_is_in_keeping_is_that_which_the_head_knows_and_counts_the_rows(stored: Stored):
+    for tables in put_back(stored):
+        with pytest.raises(NotWhatWasSealed, match=r"in keeping$"):
+            stored.orgs(tables)
+    same = sealed_anew(stored, "custody", {})
+    assert same == stored.tables(), "sealing anew itself changes nothing"
+
+
+def test_must_fail_control_seals_alone_let_an_older_count_pass(stored: Stored, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Org, "_custody", lambda self: None)
+    for tables in put_back(stored):
+        stored.orgs(tables)
+
+
+def test_the_seal_leaves_out_a_column_that_was_added_while_it_has_nothing(
+    sqlite_desk: Desk, monkeypatch: pytest.MonkeyPatch
+):
+    """A row from before the column keeps its seal."""
+    with sqlite_desk.open() as archive:
+        archive.session("case", NORTH)
+    unwrap = independent.roots_unwrap(sqlite_desk.keys.read_bytes())
+    tables = independent.read_database(sqlite_desk.database)
+    assert ([row["custody_version"] for row in tables["audit_heads"]], tables["custody"]) == ([0], [])
+    independent.read_archive(tables, unwrap)
+    monkeypatch.setattr(independent, "ADDED", {})
+    with pytest.raises(NotWhatWasSealed, match="audit_heads"):
+        independent.read_archive(tables, unwrap)
+
+
 def test_a_row_that_is_missing_or_of_another_org_is_noticed(stored: Stored):
     tables = stored.tables()
-    for table in set(tables) - {"custody", "checkpoints", "objects"}:  # those may be as short as they like
+    for table in set(tables) - {"checkpoints", "objects"}:  # those may be as short as they like
         rows = tables[table]
         at = next(at for at, row in enumerate(rows) if row["org"] in (NORTH.org, independent.NO_ORG))
         with pytest.raises(NotWhatWasSealed):
@@ -400,6 +453,7 @@ def test_an_anchor_holds_signed_heads_of_the_log_and_one_byte_off_is_noticed(sto
     heads = independent.read_anchor_file(data, line)
     hashes = stored.orgs()[NORTH.org].hashes
     assert heads
+    assert len(set(heads)) == len(heads), "a file has no head twice"
     assert all(independent.root_of(hashes[:size]) == root for size, root in heads)
     objects = open_objects(stored.desk.folder / "heads", create=False)
     notes = [
@@ -407,8 +461,8 @@ def test_an_anchor_holds_signed_heads_of_the_log_and_one_byte_off_is_noticed(sto
     ]
     objects.close()
     told = [independent.open_head(one.decode(), line) for one in notes if one is not None]
-    assert told == [head for at, head in enumerate(heads) if head not in heads[:at]], "no head is put twice in a row"
-    assert notes[len(told) :] == [None] * (1 + len(heads) - len(told))
+    assert told == heads
+    assert notes[len(told) :] == [None]
     unnoticed = []
     first = next(one for one in data.splitlines(keepends=True) if line.partition("+")[0].encode() in one)
     for at in range(len(first)):
@@ -474,6 +528,11 @@ def test_a_bundle_is_read_and_one_byte_off_in_any_file_of_it_is_noticed(
     assert independent.read_bundle(rewritten(data, "", 0), line) == told, "the rewriting itself changes nothing"
     with pytest.raises(NotWhatWasSealed):
         independent.read_bundle(data, stored.lines[SOUTH.org])
+    for more in (b"more" + data, data + b"more", data[:-2] + b"\4\0more"):
+        with zipfile.ZipFile(io.BytesIO(more)) as bundle:
+            assert bundle.namelist() == names
+        with pytest.raises(NotWhatWasSealed):
+            independent.read_bundle(more, line)
 
 
 def rewritten(data: bytes, name: str, at: int) -> bytes:
