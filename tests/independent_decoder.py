@@ -447,7 +447,7 @@ A table with a column ``seal`` is sealed, in all columns before it.
 """
 
 ADDED = {"audit_heads": {"custody_version": 0}}
-"""Columns that were added to sealed rows, the last ones before the seal: it leaves them out while they are as here."""
+"""Columns that were added to sealed rows, the last ones before the seal, which leaves them out while they are so."""
 
 NO_ORG = "\x01"
 SCHEMA = "0003"

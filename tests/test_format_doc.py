@@ -54,8 +54,16 @@ def told_of(page: str, table: str) -> dict[str, Any]:
     """What the page says of a table: its key, and its columns in order with their types."""
     text = section(page, f"`{table}`")
     key = re.search(r"^Primary key: (.*?)\.", text, re.M)
-    columns = [(name, quoted(row[1])[0]) for row in cells(text)[1:] for name in quoted(row[0])]
-    return {"key": quoted(key[1]) if key else [], "columns": columns, "unsealed": "Not sealed" in text}
+    rows = cells(text)[1:]
+    columns = [(name, quoted(row[1])[0]) for row in rows for name in quoted(row[0])]
+    left_out = [re.search(r"added: left out of the seal while it is (\d+)", row[2]) for row in rows]
+    added = {quoted(row[0])[0]: int(found[1]) for row, found in zip(rows, left_out, strict=True) if found}
+    return {
+        "key": quoted(key[1]) if key else [],
+        "columns": columns,
+        "unsealed": "Not sealed" in text,
+        "added": added,
+    }
 
 
 def is_so(table: Table) -> dict[str, Any]:
@@ -69,6 +77,7 @@ def is_so(table: Table) -> dict[str, Any]:
         "key": [column.name for column in table.primary_key],
         "columns": columns,
         "unsealed": not sealed_columns(table),
+        "added": {one.name: one.info["unsealed_while"] for one in table.c if "unsealed_while" in one.info},
     }
 
 
@@ -92,6 +101,8 @@ def test_must_fail_control_a_column_that_the_page_leaves_out_or_has_in_another_t
         assert told_of(without, name) != so
         assert told_of(other, name) != so
     assert told_of(PAGE.replace(f"### `{name}`", "### another"), name) != so
+    if so["added"]:
+        assert told_of(PAGE.replace("added: left out", "not left out"), name) != so
 
 
 def test_the_page_has_no_table_that_is_not_there_and_the_second_decoder_has_the_same_layout():
@@ -100,6 +111,7 @@ def test_the_page_has_no_table_that_is_not_there_and_the_second_decoder_has_the_
         layout = [(one.partition(":")[0], one.partition(":")[2] or "b") for one in independent.LAYOUT[name].split()]
         assert layout == is_so(table)["columns"]
         assert ("seal" in independent.columns_of(name)) == bool(sealed_columns(table))
+        assert independent.ADDED.get(name, {}) == is_so(table)["added"]
     assert (independent.SCHEMA, independent.NO_ORG) == (SCHEMA_REVISION, NO_ORG)
     assert f"`{SCHEMA_REVISION}`" in section(PAGE, "Tables")
 
@@ -148,6 +160,7 @@ def test_the_page_explains_every_event_and_every_detail_that_was_written(stored:
     assert {event for event in EVENTS if event not in details_of(PAGE)} == set()
     entries = [entry for org in stored.orgs().values() for entry in org.entries]
     assert len({entry["event"] for entry in entries}) >= 16
+    assert {"key.floor", "shred.refused", "shred.completed"} <= {entry["event"] for entry in entries}
     assert unexplained(PAGE, entries) == set()
     assert unexplained(PAGE.replace("`envelopes`", "`others`"), entries) == {("batch.accepted", "envelopes")}
     told = {row[0].strip("`"): row[1] for row in cells(section(PAGE, "Audit leaf"))[1:]}
@@ -158,15 +171,18 @@ def test_the_page_explains_every_event_and_every_detail_that_was_written(stored:
 
 def test_what_a_replay_wrote_is_read_and_explained(sqlite_desk: Desk, tmp_path: Path):
     """A backup is put back, and what was done since is done again: the entries say so in details of their own."""
-    register_file, target = tmp_path / "register.jsonl", Desk(tmp_path / "target")
-    with sqlite_desk.open(register=register_file) as archive:
+    register_file, anchor, target = tmp_path / "register.jsonl", tmp_path / "heads.jsonl", Desk(tmp_path / "target")
+    with sqlite_desk.open(register=register_file, anchors=[anchor]) as archive:
         filled(archive, NORTH)
         custody = archive.custody(NORTH)
+        old = custody.hold("an older reason", session_id="case")
+        custody.checkpoint()
         custody.backup(tmp_path / "backup")
         kept = custody.hold("a reason", session_id="case", result_id="r1")
-        custody.release(custody.hold("another reason").id)
+        custody.release(old.id)
         custody.retain("case", "r2", 4_000_000_000_000_000)
         custody.shred(session_id="case", result_id="r4")
+        custody.shred(session_id="gone")
     target.folder.mkdir()
     target.keys.write_bytes(sqlite_desk.keys.read_bytes())
     target.keys.chmod(0o600)
@@ -179,13 +195,36 @@ def test_what_a_replay_wrote_is_read_and_explained(sqlite_desk: Desk, tmp_path: 
         roles={"custodian"},
         replays=[str(register_file)],
     )
+    with target.open(anchors=[anchor]) as archive:
+        line = archive.custody(NORTH).key()
+        archive.custody(NORTH).reanchor()
     unwrap = independent.roots_unwrap(target.keys.read_bytes())
-    (org,) = independent.read_archive(independent.read_database(target.database), unwrap).values()
-    placed = [entry["details"] for entry in org.entries if entry["event"] == "hold.placed"]
-    assert {one["placed_by"] for one in placed} == {NORTH.subject}
-    assert (org.reasons[kept.id], ("case", "r4") in org.shredded) == ("a reason", True)
+    tables = independent.read_database(target.database)
+    (org,) = independent.read_archive(tables, unwrap).values()
+    again = [entry for entry in org.entries if "replayed" in entry["details"]]
+    assert [entry["event"] for entry in again] == [*AGAIN, "shred.requested"]
+    assert {entry["subject"] for entry in again} == {"records"}
+    first = {entry["details"].get("placed_by", entry["details"].get("requested_by")) for entry in again}
+    assert first == {NORTH.subject}
+    assert (org.reasons[kept.id], {("case", "r4"), ("gone", "r1")} <= org.shredded) == ("a reason", True)
+    rows = [*tables["holds"], *tables["shreds"]]
+    assert {row.get("placed_by", row.get("requested_by")) for row in rows} == {NORTH.subject}
+    (given_up,) = [entry["details"]["heads"] for entry in org.entries if entry["event"] == "log.reanchored"]
+    heads = independent.read_anchor_file(anchor.read_bytes(), line)
+    lost = [(size, root) for size, root in heads if independent.root_of(org.hashes[:size]) != root]
+    assert sorted(lost) == [(one["size"], bytes.fromhex(one["root"])) for one in given_up] != []
+    assert heads[-1][0] > max(entry["seq"] for entry in org.entries if entry["event"] == "log.reanchored")
     assert unexplained(PAGE, org.entries) == set()
-    assert unexplained(PAGE.replace("`replayed`", "`again`"), org.entries) == {("hold.placed", "replayed")}
+    for name, events in {"replayed": AGAIN, "heads": ["log.reanchored"]}.items():
+        assert unexplained(PAGE.replace(f"`{name}`", "`another`"), org.entries) == {(one, name) for one in events}
+    for table, by in (("holds", "placed_by"), ("holds", "released_by"), ("shreds", "requested_by")):
+        rows = [{**row, by: row[by] and "records"} for row in tables[table]]
+        rows = [{**row, "seal": independent.row_seal(org.row_key, table, row)} for row in rows]
+        with pytest.raises(independent.NotWhatWasSealed, match=by):
+            independent.read_archive({**tables, table: rows}, unwrap)
+
+
+AGAIN = ["hold.placed", "hold.released", "retention.extended", "shred.requested"]
 
 
 def test_the_page_names_every_name_in_the_files_outside(stored: Stored):  # noqa: F811
