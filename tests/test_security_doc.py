@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from evidence_archive.store.sqlite import journal_rules
 ROOT = Path(__file__).resolve().parents[1]
 SECURITY = (ROOT / "SECURITY.md").read_text("utf-8")
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text("utf-8")
-NAMED = re.compile(r"`((?:attacks/)?test_\w+\.py)(?:::(\w+))?`")
+NAMED = re.compile(r"`((?:(?:attacks|fuzz|mutants)/)?test_\w+\.py)(?:::(\w+))?`")
 
 
 def functions_in(name: str) -> set[str]:
@@ -53,9 +54,23 @@ def test_every_test_that_security_md_names_exists() -> None:
     assert len(NAMED.findall(SECURITY)) >= 30
 
 
-@pytest.mark.parametrize("named", ["`test_tamper.py::test_that_never_was`", "`test_nowhere.py`"])
+@pytest.mark.parametrize(
+    "named",
+    [
+        "`test_tamper.py::test_that_never_was`",
+        "`test_nowhere.py`",
+        "`attacks/test_oracle.py::test_that_never_was`",
+        "`fuzz/test_fuzz.py::test_that_never_was`",
+        "`mutants/test_mutants.py::test_that_never_was`",
+    ],
+)
 def test_a_test_that_does_not_exist_would_be_noticed(named: str) -> None:
     assert len(missing(f"| guarantee | {named} |")) == 1
+
+
+def test_security_md_counts_the_mutations() -> None:
+    mutations = runpy.run_path(str(ROOT / "tests" / "mutants" / "mutations.py"), run_name="mutations")["MUTATIONS"]
+    assert f" {len(mutations)} hand-written mutations" in SECURITY
 
 
 @pytest.mark.parametrize("head", ["guarantee", "attack"])
