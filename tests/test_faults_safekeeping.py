@@ -239,7 +239,7 @@ def _raises_the_floor_first(self: Rekeying, *, new_version: bool = True) -> Rota
     self._sweep_org(version)
     for scope in self._scopes(b""):
         self._vault.scope_keys(scope)
-    self._raise_floor(version)
+    self._vault.transact(lambda writer: self._vault.counted(writer, kek_floor=version))
     return Rotation(self._vault.org, version, self._sweep_scopes(version), self.census())
 
 
