@@ -131,8 +131,7 @@ class Proving:
         wait_ms = vault.store_wait_ms if wait_ms is None else wait_ms
         anchored = self._anchored()
         with vault.store.reading(wait_ms) as reader:
-            last = reader.checkpoint()
-            own = [] if last is None else [open_checkpoint(last.note, key)]
+            own = self._own(reader)
             try:
                 read = _continued(reader, own + anchored)
             except AuditBrokenError:
@@ -167,11 +166,12 @@ class Proving:
             subject: who answers for it.
 
         Raises:
-            AuditBrokenError: the log is not what its own head and the heads in the store say.
+            AuditBrokenError: the log is not what its own head and the heads in the store say; nothing is given up.
             StoreError: the store cannot be written, or an anchor cannot be used.
         """
         vault, heads = self._vault, {(one.size, one.root) for one in self._all_anchored()}
         with vault.store.reading(vault.store_wait_ms) as reader:
+            _continued(reader, self._own(reader))  # a log that was rewritten says nothing about what anchors know
             begins = _roots(reader, {size for size, _ in heads})
             lost = sorted(head for head in heads - _given_up(reader) if begins.get(head[0]) != head[1])
         if lost:
@@ -179,6 +179,11 @@ class Proving:
             entry = [vault.leaf(audit.LOG_REANCHORED, subject, details=details)]
             vault.transact(lambda writer: writer.append(entry))
         return self.checkpoint()
+
+    def _own(self, reader: Reader) -> list[Checkpoint]:
+        """The newest head in the store, if one was signed."""
+        last = reader.checkpoint()
+        return [] if last is None else [open_checkpoint(last.note, self._vault.signer.verifier)]
 
     def _anchored(self) -> list[Checkpoint]:
         """The newest head of every anchor that has one."""

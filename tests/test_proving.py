@@ -347,7 +347,7 @@ def test_a_log_that_was_put_back_on_purpose_is_anchored_anew_and_says_what_was_g
 def test_a_log_that_was_rewritten_is_not_anchored_anew(
     desk: Desk, owner: Principal, talk: Conversation, tmp_path: Path
 ):
-    """What the store itself signed cannot be given up."""
+    """What the store itself signed cannot be given up, and a refusal gives up nothing of what anchors know."""
     anchor = FileAnchor(tmp_path / "heads.jsonl")
     with desk.open(anchors=[anchor]) as archive:
         used(archive, owner, talk)
@@ -356,7 +356,36 @@ def test_a_log_that_was_rewritten_is_not_anchored_anew(
         rewritten(desk, custody, 1)
         with pytest.raises(AuditBrokenError):
             custody.reanchor()
-        assert "log.reanchored" in [entry.event for entry in archive.audit(principal=AUDITOR).entries]
+        assert "log.reanchored" not in [entry.event for entry in archive.audit(principal=AUDITOR).entries]
+
+
+def test_a_log_rewritten_after_it_was_anchored_anew_is_not_signed_again(
+    desk: Desk, owner: Principal, talk: Conversation, tmp_path: Path
+):
+    """Where all that an anchor knows was given up, the store's own signed head still binds."""
+    anchor = FileAnchor(tmp_path / "heads.jsonl")
+    with desk.open() as archive:
+        used(archive, owner, talk)
+        archive.custody(AUDITOR).checkpoint()
+    old = desk.saved()
+    with desk.open(anchors=[anchor]) as archive:
+        session = archive.session("case-1", owner)
+        session.view(talk.messages)
+        session.restore("r1")
+        archive.custody(AUDITOR).checkpoint()
+        key = VerifierKey.parse(archive.custody(AUDITOR).key())
+    given_up = anchor.latest(key.name)
+    assert given_up is not None
+    desk.put_back(old)
+    with desk.open(anchors=[anchor]) as archive:
+        archive.custody(AUDITOR).reanchor()
+    only_lost = FileAnchor(tmp_path / "lost.jsonl")
+    only_lost.publish(key.name, open_checkpoint(given_up, key).size, given_up)
+    with desk.open(anchors=[only_lost]) as archive:
+        custody = archive.custody(AUDITOR)
+        rewritten(desk, custody, 1)
+        with pytest.raises(AuditBrokenError):
+            custody.checkpoint()
 
 
 def test_a_torn_line_in_an_anchor_file_takes_no_other_with_it(tmp_path: Path):

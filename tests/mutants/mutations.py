@@ -1273,6 +1273,13 @@ _CUSTODY = (
         "proving.py",
         "read = _continued(reader, own + rest)",
         "read = _continued(reader, rest)",
+        "tests/test_proving.py::test_a_log_rewritten_after_it_was_anchored_anew_is_not_signed_again[sqlite]",
+    ),
+    Mutation(
+        "audit: what anchors know is given up before the log is looked at",
+        "proving.py",
+        "            _continued(reader, self._own(reader))  # a log",
+        "            # a log",
         "tests/test_proving.py::test_a_log_that_was_rewritten_is_not_anchored_anew[sqlite]",
     ),
     Mutation(
