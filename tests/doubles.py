@@ -153,6 +153,15 @@ def policy_of(rules: str = "", *, default: str = "allow", **limits: int) -> Poli
     return Policy.loads(f"{head}[limits]\n{numbers}\n{rules}")
 
 
+PATIENCE_MS = 60_000
+"""So long a wait for a lock that no crowd on a busy machine exceeds it."""
+
+
+def patient() -> Policy:
+    """Allows everything, and waits for locks as long as it takes: a view would go on without new labels."""
+    return policy_of(store_wait_ms_max=PATIENCE_MS, view_wait_ms_max=PATIENCE_MS)
+
+
 def arguments(**named: Any) -> str:
     """The arguments of a call, as a model sends them."""
     return json.dumps(named)

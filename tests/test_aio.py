@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
+from doubles import patient
 
 from evidence_archive import Archive, AsyncArchive, AsyncSession, Policy, Principal, Session
 from evidence_archive.aio import AsyncCustody
@@ -539,7 +540,7 @@ def test_gathered_batches_of_one_result_archive_it_once(desk: Desk, owner: Any):
 
 def test_gathered_views_of_one_list_give_one_set_of_ids(desk: Desk, owner: Any):
     async def run() -> None:
-        async with AsyncArchive.open(desk.url, keys=desk.keys) as archive:
+        async with AsyncArchive.open(desk.url, keys=desk.keys, policy=patient()) as archive:
             sessions = [await archive.session("s", owner) for _ in range(4)]
             messages = conversation().messages
             views = await asyncio.gather(*(session.view(messages) for session in sessions for _ in range(2)))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import structlog
 from conftest import Conversation, Desk
-from doubles import listen_to
+from doubles import listen_to, patient
 from test_access_path import restore_call
 from test_vault import CONTENT, OWNER, filled
 
@@ -436,7 +436,7 @@ def test_leaving_the_block_closes_it_even_after_an_error(desk: Desk) -> None:
 
 
 def test_threads_share_an_archive(desk: Desk) -> None:
-    with desk.open() as archive:
+    with desk.open(policy=patient()) as archive:
         filled(archive)
         errors: list[BaseException] = []
 

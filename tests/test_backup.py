@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from backup_process import BackupProcess
 from conftest import Conversation, Desk
-from doubles import Characters, _migrated
+from doubles import Characters, _migrated, patient
 
 from evidence_archive import Archive, Policy, Principal, backup
 from evidence_archive import register as register_module
@@ -153,7 +153,7 @@ def writers(desk: Desk, count: int = 2) -> Iterator[list[Agent]]:
     """Agents that archive for as long as the block runs."""
     over = threading.Event()
     failures: list[BaseException] = []
-    with opened(desk) as archive:
+    with opened(desk, policy=patient()) as archive:
         agents = [Agent(archive, f"writer-{number}") for number in range(count)]
 
         def write(agent: Agent) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
-from doubles import policy_of, telling
+from doubles import patient, policy_of, telling
 from postgres_server import Server, raw, servers, unprivileged
 from sqlalchemy import URL, event, make_url
 from test_processes import Nursery, promises_kept
@@ -619,8 +619,7 @@ def test_eight_threads_work_through_two_pooled_connections(pooled: Desk) -> None
         except BaseException as error:
             errors.append(error)
 
-    policy = policy_of(view_wait_ms_max=30_000, store_wait_ms_max=30_000)
-    with pooled.open(policy=policy) as archive:
+    with pooled.open(policy=patient()) as archive:
         threads = [threading.Thread(target=work, args=(archive, number)) for number in range(8)]
         for thread in threads:
             thread.start()

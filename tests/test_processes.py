@@ -13,20 +13,13 @@ from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
-from doubles import listen_to, policy_of
+from doubles import listen_to, patient
 
 from evidence_archive import Archive, NotAvailableError, Principal
 from evidence_archive.records import Records
 
 OWNER = Principal(org="north-clinic", subject="owner")
 HERE = Path(__file__).parent
-PATIENCE_MS = 60_000
-"""So long a wait for a lock that no crowd on a busy machine exceeds it."""
-
-
-def patient(desk: Desk) -> Archive:
-    """The store under a policy that waits for locks as long as it takes: a view would go on without new labels."""
-    return desk.open(policy=policy_of(store_wait_ms_max=PATIENCE_MS, view_wait_ms_max=PATIENCE_MS))
 
 
 def together(script: str, desk: Desk, count: int) -> list[Any]:
@@ -81,8 +74,9 @@ _REGISTERING = """
 import json, sys
 from pathlib import Path
 from conftest import Desk
-from test_processes import OWNER, conversation, ids, patient
-with patient(Desk(Path(sys.argv[1]), sys.argv[3])) as archive:
+from doubles import patient
+from test_processes import OWNER, conversation, ids
+with Desk(Path(sys.argv[1]), sys.argv[3]).open(policy=patient()) as archive:
     session = archive.session("case", OWNER)
     messages = conversation(int(sys.argv[2]))
     print("ready", flush=True)
@@ -94,7 +88,7 @@ with patient(Desk(Path(sys.argv[1]), sys.argv[3])) as archive:
 
 
 def test_processes_that_meet_the_same_results_at_once_give_them_the_same_ids(desk: Desk) -> None:
-    with patient(desk) as archive:
+    with desk.open(policy=patient()) as archive:
         archive.session("case", OWNER)
     told = together(_REGISTERING, desk, 4)
     shared = [{call: given for call, given in one.items() if call.startswith("shared")} for one in told]
@@ -110,7 +104,7 @@ def test_processes_that_meet_the_same_results_at_once_give_them_the_same_ids(des
 
 def raced(desk: Desk) -> tuple[dict[str, str], dict[str, str]]:
     """Two sessions register the same results, the second one just after the first one has looked."""
-    with patient(desk) as one, patient(desk) as two:
+    with desk.open(policy=patient()) as one, desk.open(policy=patient()) as two:
         first, second = one.session("case", OWNER), two.session("case", OWNER)
         messages = conversation()
         second_view: list[Any] = []
@@ -154,8 +148,9 @@ _FIRST_USE = """
 import json, sys
 from pathlib import Path
 from conftest import Conversation, Desk
-from test_processes import OWNER, patient
-with patient(Desk(Path(sys.argv[1]), sys.argv[3])) as archive:
+from doubles import patient
+from test_processes import OWNER
+with Desk(Path(sys.argv[1]), sys.argv[3]).open(policy=patient()) as archive:
     print("ready", flush=True)
     sys.stdin.readline()
     session, talk = archive.session("case-" + sys.argv[2], OWNER), Conversation()
@@ -168,11 +163,11 @@ with patient(Desk(Path(sys.argv[1]), sys.argv[3])) as archive:
 
 
 def test_processes_that_use_an_org_first_at_once_make_one_org_that_all_of_them_can_open(desk: Desk) -> None:
-    patient(desk).close()  # the schema is there, the org is not
+    desk.open(policy=patient()).close()  # the schema is there, the org is not
     assert together(_FIRST_USE, desk, 8) == ["done"] * 8
     assert desk.execute("SELECT count(*) FROM orgs") == [(1,)]
     assert desk.execute("SELECT count(*) FROM audit_heads") == [(1,)]
-    with patient(desk) as archive:
+    with desk.open(policy=patient()) as archive:
         for number in range(8):
             restored = archive.restore(f"case-{number}", "r1", principal=OWNER)
             assert restored.content == f"finding of process {number}\n" * 60
@@ -191,7 +186,7 @@ def finding(name: str, number: int) -> str:
 
 def work(folder: str, url: str, name: str, kill_at: int | None, early: bool) -> None:
     """Archive batch after batch and print every receipt; with ``kill_at`` one batch, dying at that statement."""
-    with patient(Desk(Path(folder), url)) as archive:
+    with Desk(Path(folder), url).open(policy=patient()) as archive:
         session, talk = archive.session(name, OWNER), Conversation()
         for first in range(1, 400, 3):
             for number in range(first, first + 3):
@@ -295,7 +290,7 @@ class Nursery:
 
 @pytest.fixture
 def nursery(desk: Desk) -> Iterator[Nursery]:
-    patient(desk).close()
+    desk.open(policy=patient()).close()
     made = Nursery(desk)
     yield made
     made.close()
@@ -303,7 +298,7 @@ def nursery(desk: Desk) -> Iterator[Nursery]:
 
 def promises_kept(desk: Desk, name: str, receipts: list[list[str]]) -> None:
     """Every printed receipt is restorable, no batch is half there, and the log is whole."""
-    with patient(desk) as archive:
+    with desk.open(policy=patient()) as archive:
         for result_id in (one for receipt in receipts for one in receipt):
             number = int(result_id.removeprefix("r"))
             assert archive.restore(name, result_id, principal=OWNER).content == finding(name, number)

@@ -23,6 +23,7 @@ from doubles import (
     arguments,
     batch_of,
     opened,
+    patient,
     policy_of,
 )
 from hostile import forgeries, hostile_ids
@@ -811,7 +812,7 @@ def test_what_a_view_costs_the_store_does_not_grow_with_the_session(desk, archiv
 def test_writers_of_several_processes_wait_for_each_other(desk, owner):
     """G6"""
     errors = []
-    with opened(desk) as one, opened(desk) as two:
+    with opened(desk, policy=patient()) as one, opened(desk, policy=patient()) as two:
         sessions = [archive.session(f"case-{at}", owner) for at, archive in enumerate((one, two, one, two))]
 
         def work(session):

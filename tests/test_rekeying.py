@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
+from doubles import patient
 
 from evidence_archive import Archive, Principal, rekeying
 from evidence_archive.errors import (
@@ -205,13 +206,13 @@ def test_must_fail_control_a_rotation_that_wraps_before_its_key_is_durable_loses
 
 
 def test_writers_that_run_meanwhile_lose_nothing(desk: Desk, owner: Principal):
-    with desk.open() as archive:
+    with desk.open(policy=patient()) as archive:
         held = filled(archive, owner)
         stop, problems = threading.Event(), []
         started: dict[str, str] = {}
 
         def work() -> None:
-            with desk.open() as mine:
+            with desk.open(policy=patient()) as mine:
                 at = 0
                 while not stop.is_set() and at < 40:
                     at += 1

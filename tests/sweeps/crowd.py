@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from doubles import Characters, policy_of
+from doubles import Characters, patient
 from invariants import OWNER, conversation, note
 from nursery import say, wait_for_go
 
@@ -19,14 +19,11 @@ __all__ = ["RESULTS", "SHARED", "first_use", "opened_at", "operate", "shared_and
 
 SHARED = "shared"
 RESULTS = 40
-PATIENCE_MS = 60_000
-"""So long a wait for a lock that no crowd on a busy machine exceeds it."""
 
 
 def opened_at(url: str, keys: str) -> Archive:
     """The store under a policy that waits for locks as long as it takes."""
-    policy = policy_of(store_wait_ms_max=PATIENCE_MS, view_wait_ms_max=PATIENCE_MS)
-    return Archive.open(url, keys=keys, policy=policy, counter=Characters())
+    return Archive.open(url, keys=keys, policy=patient(), counter=Characters())
 
 
 def shared_and_own(number: int) -> dict[str, list[Any]]:
