@@ -31,11 +31,11 @@ from evidence_archive.store import open_store, sqlite
 from evidence_archive.store.sql import SqlWriter
 from evidence_archive.testing import FrozenClock
 
-pytestmark = pytest.mark.filterwarnings(
+pytestmark = [
     # What an exception cut off is closed by the garbage collector, which says so.
-    "ignore::ResourceWarning",
-    "ignore::pytest.PytestUnraisableExceptionWarning",
-)
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.no_cover,  # it has a tracer of its own
+]
 
 LOCK_WAIT_MS = 400
 OWNER = Principal(org="north-clinic", subject="triage-agent", roles={"agent"})

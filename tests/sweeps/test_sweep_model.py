@@ -38,8 +38,12 @@ from evidence_archive.store.sql import SqlWriter
 from evidence_archive.testing.faults import FaultyStore
 from evidence_archive.vault import Vault
 
-# Objects that a crash dropped are closed by the garbage collector, which says so.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    # Objects that a crash dropped are closed by the garbage collector, which says so.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    # Counting lines would take half as long again; other tests, which say what each line is for, are counted.
+    pytest.mark.no_cover,
+]
 
 LABEL_CHARS_MIN = 40
 NOTE_CHARS_MAX = 100

@@ -27,6 +27,8 @@ CHECKPOINT_PAGES = 30
 GOES_ON_EVERY = 20
 """In every so many states the agent goes on: it archives what is left, all of it outside the database."""
 
+pytestmark = pytest.mark.no_cover  # 20,000 times the same lines, which other tests count
+
 OBJECTS = "evidence.db.objects/"
 
 State = dict[str, bytes | None]
