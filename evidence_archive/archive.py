@@ -5,7 +5,6 @@ import os
 import re
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +48,7 @@ from evidence_archive.ports import (
     ScopeRow,
     SessionRow,
     Store,
+    Surveyable,
     TokenCounter,
     Writer,
 )
@@ -71,6 +71,7 @@ from evidence_archive.vault import (
     facts_of,
     open_vault,
 )
+from evidence_archive.verifying import check_unopened
 
 if TYPE_CHECKING:
     from evidence_archive.vault import ScopeKeys
@@ -354,15 +355,23 @@ class Archive:
         )
 
     def _censuses(self, principal: Principal) -> dict[str, Census]:
-        """The census of every other org, where the provider's versions serve all of them."""
-        keys = self._around.keys
+        """The census of every other org, where the provider's versions serve all of them.
+
+        Raises:
+            SealBrokenError: an org was taken off the list of orgs, or is without its key and was not shredded.
+        """
+        keys, store = self._around.keys, self._around.store
         if not (isinstance(keys, KeyLifecycle) and keys.shared_by_orgs):
             return {}
+        if isinstance(store, Surveyable) and store.unlisted_orgs():
+            raise SealBrokenError("An org with keys is not in the list of orgs: verify it, and put its name back.")
         found = {}
-        for org in self._around.store.orgs():
+        for org in store.orgs():
             if org != principal.org:
-                with suppress(ShreddedError, NotAvailableError):
+                try:
                     found[org] = Rekeying(open_vault(self._around, org, create=False), principal).census()
+                except (ShreddedError, NotAvailableError):
+                    check_unopened(store, org)
         return found
 
     # --- for whoever may ------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ from evidence_archive.ports import (
     ResultRow,
     SessionRow,
     Store,
+    Surveyable,
 )
 from evidence_archive.proof import leaf as audit
 from evidence_archive.proof.checkpoint import open_checkpoint
@@ -58,7 +59,7 @@ from evidence_archive.proof.merkle import Frontier
 from evidence_archive.register import Act, Replayed, acts_in_register, acts_in_store, merged, replay
 from evidence_archive.tokens import default_counter
 from evidence_archive.vault import Surroundings, Vault, open_vault
-from evidence_archive.verifying import VerifyReport, verify_keyless, verify_vault
+from evidence_archive.verifying import VerifyReport, check_unopened, verify_vault
 
 __all__ = ["MANIFEST", "NO_BACKUP", "BackedUpOrg", "Backup", "RestoredBackup", "make_backup", "restore_backup"]
 
@@ -218,14 +219,16 @@ def _verified_copy(vault: Vault, database: Path) -> tuple[BackedUpOrg, ...]:
             closing.callback(objects.close)
         around = replace(vault.around, store=store, objects=objects)
         found = []
+        _check_listed(store)
         for org in store.orgs():
             try:
                 copy = open_vault(around, org, create=False)
             except ShreddedError:
-                _check_shredded(store, org)
+                check_unopened(store, org)
                 found.append(_shredded(org))
                 continue
             except NotAvailableError:  # named, and not yet made when the copy was
+                check_unopened(store, org)
                 continue
             if objects is not None:
                 _copy_objects(copy, vault, objects)
@@ -237,6 +240,11 @@ def _verified_copy(vault: Vault, database: Path) -> tuple[BackedUpOrg, ...]:
     if not found:
         raise AuditBrokenError("There is no org in the copy: nothing was verified.")
     return tuple(found)
+
+
+def _check_listed(store: Store) -> None:
+    if isinstance(store, Surveyable) and store.unlisted_orgs():
+        raise SealBrokenError("An org with keys is not in the list of orgs: it would be in no backup.")
 
 
 def _copy_objects(copy: Vault, vault: Vault, objects: ObjectStore) -> None:
@@ -269,11 +277,6 @@ def _verified(vault: Vault) -> BackedUpOrg:
     checked = report.counts.get("opened", 0)
     root = Frontier.from_bytes(head.size, head.frontier).root()
     return BackedUpOrg(vault.org, checked, head.size, root.hex(), vault.signer.sign(head.size, root))
-
-
-def _check_shredded(store: Store, org: str) -> None:
-    """Return only if an org without its key is one that its log shredded, as far as can be seen without keys."""
-    _refuse_unless_clean(verify_keyless(store, org))
 
 
 def _refuse_unless_clean(report: VerifyReport) -> None:
@@ -424,14 +427,16 @@ def _check_default(vaults: Iterable[Vault]) -> None:
 def _vaults(around: Surroundings, told: Mapping[str, BackedUpOrg]) -> list[Vault]:
     """Every org that can be opened, verified to be what the manifest says."""
     vaults, known = [], set()
+    _check_listed(around.store)
     for org in around.store.orgs():
         try:
             vault = open_vault(around, org, create=False)
         except ShreddedError:
-            _check_shredded(around.store, org)
+            check_unopened(around.store, org)
             known |= {org} & told.keys() if told.get(org) == _shredded(org) else set()
             continue
         except NotAvailableError:
+            check_unopened(around.store, org)
             continue
         if org in told:
             _check_head(vault, told[org])

@@ -211,6 +211,8 @@ class Custody:
 
         Raises:
             KeyringError: keys of this org, or of another one that shares the version, are still wrapped under it.
+            SealBrokenError: another org that shares it is not in the list of orgs, or has lost its key otherwise than
+                by being shredded.
             FormatError: it is no version, or the current one.
         """
         self._rekeying.retire(version, others=self._other_orgs())

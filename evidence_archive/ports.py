@@ -748,6 +748,14 @@ class Surveyable(Protocol):
             row_key: checks the seals; ``None`` leaves them unchecked.
             wait_ms: bound on waiting for a lock, in milliseconds.
         """
+        ...
+
+    def unlisted_orgs(self) -> list[str]:
+        """Orgs that have keys here and are not among :meth:`Store.orgs`, sorted.
+
+        Only as far as the database shows all orgs at once: PostgreSQL does not.
+        """
+        ...
 
 
 @runtime_checkable

@@ -365,6 +365,45 @@ def test_a_version_that_anything_needs_is_not_destroyed(desk: Desk, owner: Princ
     assert all_restorable(desk, owner, held)
 
 
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "DELETE FROM org_names WHERE name = 'south-clinic'",
+        "UPDATE orgs SET aux_wrapped = x'' WHERE org = 'south-clinic'",
+        "DELETE FROM orgs WHERE org = 'south-clinic'; DELETE FROM audit_heads WHERE org = 'south-clinic'",
+    ],
+    ids=["off the list", "as if shredded", "as if never made"],
+)
+def test_an_org_that_was_hidden_in_the_database_is_not_left_out_of_the_census(
+    sqlite_desk: Desk, owner: Principal, hidden: str
+):
+    """Whoever writes the database could otherwise have another org's keys destroyed for all its backups, too."""
+    with sqlite_desk.open() as archive:
+        filled(archive, owner, 1)
+        archive.session("theirs", Principal(org="south-clinic", subject="officer", roles={"custodian"}))
+        for statement in hidden.split("; "):
+            sqlite_desk.execute(statement)
+        custody = archive.custody(OFFICER)
+        custody.rotate()
+        with pytest.raises(SealBrokenError):
+            custody.retire(1)
+        assert FileKeys(sqlite_desk.keys).versions("south-clinic") == (1, 2)
+        with pytest.raises(SealBrokenError):
+            custody.backup(sqlite_desk.folder / "backup")
+
+
+def test_an_org_that_was_shredded_or_is_only_named_keeps_no_version(sqlite_desk: Desk, owner: Principal):
+    with sqlite_desk.open() as archive:
+        filled(archive, owner, 1)
+        south = Principal(org="south-clinic", subject="officer", roles={"custodian"})
+        archive.session("theirs", south)
+        archive.custody(south).shred()
+        sqlite_desk.execute("INSERT INTO org_names VALUES (char(1), 'east-clinic')")
+        archive.custody(OFFICER).rotate()
+        archive.custody(OFFICER).retire(1)
+        assert archive.custody(OFFICER).backup(sqlite_desk.folder / "backup").orgs[1].originals is None
+
+
 def test_must_fail_control_a_census_of_one_org_would_destroy_what_another_needs(
     desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
 ):

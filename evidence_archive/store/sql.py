@@ -13,7 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import LargeBinary, bindparam, delete, func, insert, literal_column, select, update
+from sqlalchemy import LargeBinary, bindparam, delete, func, insert, literal_column, select, union, update
 from sqlalchemy.engine import Dialect
 from sqlalchemy.pool import PoolProxiedConnection
 from sqlalchemy.sql import ClauseElement
@@ -273,6 +273,19 @@ _COUNT_KEPT = _Statement(
 )
 _SELECT_ORG_NAMES = _Statement(
     select(t.ORG_NAMES.c.name).where(t.ORG_NAMES.c.org == bindparam("org")).order_by(t.ORG_NAMES.c.name), "org"
+)
+
+_SELECT_UNLISTED = _Statement(
+    union(
+        *(
+            select(column).where(
+                column != bindparam("org"),
+                column.not_in(select(t.ORG_NAMES.c.name).where(t.ORG_NAMES.c.org == bindparam("org"))),
+            )
+            for column in (t.ORGS.c.org, _K.org)
+        )
+    ),
+    "org",
 )
 
 
@@ -758,6 +771,13 @@ class SqlStore:
         """The names of all orgs, sorted."""
         with self._engine.peeking(self._wait_ms, t.NO_ORG) as connection:
             return [name for (name,) in SqlReader(self._engine, connection, t.NO_ORG, b"")._all(_SELECT_ORG_NAMES)]
+
+    def unlisted_orgs(self) -> list[str]:
+        """See :class:`evidence_archive.ports.Surveyable`."""
+        with self._engine.peeking(self._wait_ms, t.NO_ORG) as connection:
+            return sorted(
+                name for (name,) in SqlReader(self._engine, connection, t.NO_ORG, b"")._all(_SELECT_UNLISTED)
+            )
 
     def org(self, org: str) -> OrgRow | None:
         """An org's keys; what they are is checked by :meth:`scoped`.

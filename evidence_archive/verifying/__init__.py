@@ -12,7 +12,7 @@ rows of one session, one original, and some hundred bytes for each session, batc
 
 from collections.abc import Iterable
 
-from evidence_archive.errors import StoreError
+from evidence_archive.errors import SealBrokenError, StoreError
 from evidence_archive.ports import Anchor, ObjectStore, Store, Surveyable
 from evidence_archive.proof.checkpoint import VerifierKey
 from evidence_archive.vault import Vault
@@ -28,10 +28,14 @@ __all__ = [
     "Progress",
     "Quarantine",
     "VerifyReport",
+    "check_unopened",
     "quarantined",
     "verify_keyless",
     "verify_vault",
 ]
+
+_NEVER_MADE = frozenset({"head_missing", "nothing_checked", "org_missing"})
+"""What is found where there is the name of an org and nothing else."""
 
 
 def verify_vault(
@@ -100,3 +104,18 @@ def verify_keyless(
     looking: Surveyable = store
     found = Run(store, org, lambda: looking.surveying(org, None, wait_ms), objects=objects, vault=None, key=key)
     return found.run("keyless", sample, since_us, anchors, progress)
+
+
+def check_unopened(store: Store, org: str) -> None:
+    """Return only if an org that opens no more was shredded, or never made, as far as can be seen without keys.
+
+    Args:
+        store, org: whose rows.
+
+    Raises:
+        SealBrokenError: its rows say otherwise.
+        StoreError: the database cannot be read.
+    """
+    report = verify_keyless(store, org)
+    if not report.is_clean and {one.code for one in report.findings} != _NEVER_MADE:
+        raise SealBrokenError(f"An org that opens no more is not as a shred leaves it: {report.findings[0].sentence}")
