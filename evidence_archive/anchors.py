@@ -66,13 +66,26 @@ class FileAnchor:
         Raises:
             StoreUnavailableError: the file cannot be read.
         """
-        longest: tuple[int, str] | None = None
+        longest: tuple[int, str | None] = (0, None)
+        for one in self._sized(origin):
+            longest = one if one[0] >= longest[0] else longest
+        return longest[1]
+
+    def put_last(self, origin: str) -> str | None:
+        """The head of this origin that was put last; a longer one may be of a history that was given up since.
+
+        Raises:
+            StoreUnavailableError: the file cannot be read.
+        """
+        last = None
+        for _, note in self._sized(origin):
+            last = note
+        return last
+
+    def _sized(self, origin: str) -> Iterator[tuple[int, str]]:
         for note in self.heads(origin):
             with suppress(AuditBrokenError):
-                size = read_checkpoint(note).size
-                if longest is None or size >= longest[0]:
-                    longest = size, note
-        return None if longest is None else longest[1]
+                yield read_checkpoint(note).size, note
 
     def heads(self, origin: str) -> Iterator[str]:
         """Every head of this origin, in the order of the lines; lines that are none are skipped.

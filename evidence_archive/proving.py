@@ -8,6 +8,7 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from evidence_archive.anchors import FileAnchor
 from evidence_archive.errors import AuditBrokenError, EvidenceArchiveError, NotAvailableError
 from evidence_archive.model import format_result_id, parse_result_id
 from evidence_archive.ports import Anchor, CheckpointRow, Reader, Writer
@@ -186,10 +187,14 @@ class Proving:
         return [] if last is None else [open_checkpoint(last.note, self._vault.signer.verifier)]
 
     def _anchored(self) -> list[Checkpoint]:
-        """The newest head of every anchor that has one."""
+        """The newest head of every anchor that has one: the longest, and in a file the one that was put last, too.
+
+        Where a history was given up, its heads may be longer than all that came after; put back, it would meet none.
+        """
         key = self._vault.signer.verifier
         notes = [anchor.latest(key.name) for anchor in self._anchors]
-        return [open_checkpoint(note, key) for note in notes if note is not None]
+        notes += [anchor.put_last(key.name) for anchor in self._anchors if isinstance(anchor, FileAnchor)]
+        return [open_checkpoint(note, key) for note in dict.fromkeys(notes) if note is not None]
 
     def _all_anchored(self) -> list[Checkpoint]:
         """Every head at every anchor."""

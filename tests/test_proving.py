@@ -344,6 +344,37 @@ def test_a_log_that_was_put_back_on_purpose_is_anchored_anew_and_says_what_was_g
         archive.custody(AUDITOR).checkpoint()
 
 
+@pytest.mark.parametrize("kind", ["file", "objects"])
+def test_a_history_that_was_given_up_and_is_put_back_meets_the_one_that_came_after_it(
+    desk: Desk, owner: Principal, talk: Conversation, tmp_path: Path, kind: str
+):
+    """Its own last head is the longest that the anchor knows, and must hide no shorter one."""
+    folder = tmp_path / "anchors"
+    folder.mkdir()
+    anchor = anchors_of(folder)[kind]
+    with desk.open(anchors=[anchor]) as archive:
+        used(archive, owner, talk)
+    early = desk.saved()
+    with desk.open(anchors=[anchor]) as archive:
+        session = archive.session("case-1", owner)
+        session.view(talk.messages)
+        for _ in range(30):
+            session.restore("r1")
+    lost = desk.saved()
+    desk.put_back(early)
+    with desk.open(anchors=[anchor]) as archive:
+        archive.custody(AUDITOR).reanchor()
+        archive.custody(AUDITOR).shred(session_id="case-1", result_id="r1")
+        archive.custody(AUDITOR).checkpoint()
+        assert archive.custody(AUDITOR).verify(anchors=[anchor]).findings == ()
+    desk.put_back(lost)
+    with desk.open(anchors=[anchor]) as archive:
+        custody = archive.custody(AUDITOR)
+        assert "rewritten" in {one.code for one in custody.verify(anchors=[anchor]).findings}
+        with pytest.raises(AuditBrokenError):
+            custody.checkpoint()
+
+
 def test_a_log_that_was_rewritten_is_not_anchored_anew(
     desk: Desk, owner: Principal, talk: Conversation, tmp_path: Path
 ):

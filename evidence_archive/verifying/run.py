@@ -257,6 +257,9 @@ class Run:
         if longest is not None:
             self._anchored = max(self._anchored or 0, longest[0])
             self._check_head("anchor", place, *longest)
+        for size, root in heads:  # a longer one may be of a history that was given up for this one, and put back
+            if (size, root) not in self._log.given_up and (size, root) != longest and self._log.roots[size] != root:
+                self._check_head("anchor", place, size, root)
 
     def _heads_of_store(self, origin: str | None) -> list[tuple[str, int, bytes]]:
         """Every head that was signed: place, size, root."""
