@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from evidence_archive.batch import REASON_CHARS_MAX
 from evidence_archive.envelopes import Envelopes
 from evidence_archive.errors import (
+    AuditBrokenError,
     EvidenceArchiveError,
     FormatError,
     HeldError,
@@ -30,6 +31,7 @@ from evidence_archive.model import Principal, format_result_id, parse_result_id
 from evidence_archive.ports import (
     HoldRow,
     KeyLifecycle,
+    Reader,
     ResultRow,
     ScopeRow,
     SessionRow,
@@ -37,8 +39,17 @@ from evidence_archive.ports import (
     Writer,
 )
 from evidence_archive.proof import leaf as audit
+from evidence_archive.proof.merkle import Frontier, leaf_hash
 from evidence_archive.sealing.keyring import close_original, unwrap, wrap
-from evidence_archive.vault import SESSIONS_PER_READ, SHREDDED, ScopeKeys, Vault, asked_session, part_context
+from evidence_archive.vault import (
+    SESSIONS_PER_READ,
+    SHREDDED,
+    ScopeKeys,
+    Vault,
+    asked_session,
+    leaves_of,
+    part_context,
+)
 
 __all__ = ["Disposal", "Due", "Earlier", "Hold", "Shred"]
 
@@ -55,6 +66,8 @@ OBJECT_ROWS_MAX = 2**31 - 1
 """All of them."""
 
 _TRIES_MAX = 5
+
+_OF_HOLDS = (audit.HOLD_PLACED, audit.HOLD_RELEASED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +155,44 @@ class Earlier:
     seq: int
 
 
+class _LoggedHolds:
+    """The holds that an org's log placed and released, read on as the log grows.
+
+    A row's seal shows that it was written for the org, also in a copy of the store that went another way, such as one
+    that was put back or tried out. Only the log, up to its head, tells which rows are those of this store.
+    """
+
+    def __init__(self) -> None:
+        self._frontier = Frontier()
+        self._is_released: dict[str, bool] = {}
+
+    def has(self, reader: Reader, holds: Iterable[HoldRow]) -> bool:
+        """Whether these are the holds of the log, and the log released each that was released.
+
+        Raises:
+            AuditBrokenError: the log is not what its head says.
+        """
+        if not self._continued(reader):  # changed, or a backup was put back meanwhile
+            self._frontier, self._is_released = Frontier(), {}
+            if not self._continued(reader):
+                raise AuditBrokenError(
+                    "The entries of the audit log do not hash to what its head holds: it was changed."
+                )
+        rows = {hold.hold_id.hex(): hold.released_at_us is not None for hold in holds}
+        return rows.keys() == self._is_released.keys() and all(
+            self._is_released[name] or not is_released for name, is_released in rows.items()
+        )
+
+    def _continued(self, reader: Reader) -> bool:
+        """Whether what was read before and what came since leads to the head."""
+        head = reader.head()
+        for _, data in leaves_of(reader, head.size, self._frontier.size):
+            self._frontier.append(leaf_hash(data))
+            if b"hold." in data and (entry := audit.decode_leaf(data)).event in _OF_HOLDS:
+                self._is_released[entry.details["hold"]] = entry.event == audit.HOLD_RELEASED
+        return self._frontier.to_bytes() == head.frontier
+
+
 class Disposal:
     """Holds, retention and shredding of one org.
 
@@ -155,6 +206,7 @@ class Disposal:
         self._vault = vault
         self._principal = principal
         self._earlier = earlier
+        self._logged = _LoggedHolds()
 
     # --- holds ----------------------------------------------------------------------------------------------------
 
@@ -304,11 +356,17 @@ class Disposal:
         Raises:
             HeldError: a hold keeps something of it.
             RetentionError: the retention of one of them is not over.
-            SealBrokenError: a hold was removed outside this library, and nobody can say what it was on.
+            SealBrokenError: a hold was removed or exchanged outside this library, and nobody can say what it was on.
+            AuditBrokenError: the log, which says what holds there are, is not what its head says.
         """
         holds, kept = writer.holds(), writer.custody()
         if len(holds) != (0 if kept is None else kept.holds):
             raise SealBrokenError("Nothing was destroyed: a hold was removed from the database. Put it back first.")
+        if holds and not self._logged.has(writer, holds):
+            raise SealBrokenError(
+                "Nothing was destroyed: a hold is not as the log has it, but as in another copy of the store. "
+                "Put it back first."
+            )
         for hold in holds:
             if hold.released_at_us is None and (hold.scope_id is None or touches(hold)):
                 raise HeldError(

@@ -43,10 +43,10 @@ from evidence_archive.proof.checkpoint import (
     open_proof,
 )
 from evidence_archive.proof.merkle import leaf_hash, node_hash
-from evidence_archive.proving import ProvenEntry, Proving, leaves_of
+from evidence_archive.proving import ProvenEntry, Proving
 from evidence_archive.restoring import Found, Restoring
 from evidence_archive.sealing.envelope import Slot, envelope_bytes, open_pieces
-from evidence_archive.vault import SHREDDED, Vault, asked_session
+from evidence_archive.vault import SHREDDED, Vault, asked_session, leaves_of
 
 __all__ = [
     "BUNDLE_ENTRIES_MAX",

@@ -5,7 +5,7 @@ an anchor, a copy outside, catches a database that was put back as a whole.
 """
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from evidence_archive.anchors import FileAnchor
@@ -21,7 +21,7 @@ from evidence_archive.proof.merkle import (
     leaf_hash,
     verify_consistency,
 )
-from evidence_archive.vault import LEAVES_PER_READ, Vault
+from evidence_archive.vault import Vault, leaves_of
 
 __all__ = ["CHECKPOINT_ENTRIES", "CHECKPOINT_SECONDS", "ProvenEntry", "Proving", "Schedule"]
 
@@ -321,26 +321,6 @@ def _roots(reader: Reader, sizes: Collection[int]) -> dict[int, bytes]:
         if frontier.size in sizes:
             roots[frontier.size] = frontier.root()
     return roots
-
-
-def leaves_of(reader: Reader, size: int, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """The entries of a log from ``start`` up to ``size``, some at a time.
-
-    Raises:
-        AuditBrokenError: one is missing.
-    """
-    at = start
-    while at < size:
-        rows = reader.leaves(at, min(LEAVES_PER_READ, size - at))
-        for seq, data in rows:
-            if seq != at:
-                break
-            yield seq, data
-            at += 1
-        else:
-            if rows:
-                continue
-        raise AuditBrokenError(f"Entry {at} of the audit log is missing.")
 
 
 def _root(hashes: Sequence[bytes]) -> bytes:

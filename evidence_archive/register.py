@@ -33,8 +33,8 @@ from evidence_archive.ports import HoldRow, Reader, Store, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.proof.checkpoint import PROOF_BYTES_MAX, open_proof
 from evidence_archive.proof.merkle import Frontier, leaf_hash
-from evidence_archive.proving import Proving, leaves_of
-from evidence_archive.vault import Vault
+from evidence_archive.proving import Proving
+from evidence_archive.vault import Vault, leaves_of
 
 __all__ = [
     "REGISTERED",

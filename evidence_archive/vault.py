@@ -43,6 +43,7 @@ from evidence_archive.ports import (
     ObjectStore,
     OrgRow,
     OrgStore,
+    Reader,
     ResultRow,
     ScopeRow,
     SessionRow,
@@ -78,6 +79,7 @@ __all__ = [
     "asked_session",
     "aux_context",
     "facts_of",
+    "leaves_of",
     "open_vault",
     "part_context",
 ]
@@ -634,6 +636,26 @@ class Vault:
 def part_context(vault: Vault, scope_id: bytes, number: int) -> bytes:
     """What the part of a restored copy is sealed to."""
     return b"evidence-archive/v1/part\x00" + ce(vault.deployment, vault.org, scope_id, format_result_id(number))
+
+
+def leaves_of(reader: Reader, size: int, start: int = 0) -> Iterator[tuple[int, bytes]]:
+    """The entries of a log from ``start`` up to ``size``, some at a time.
+
+    Raises:
+        AuditBrokenError: one is missing.
+    """
+    at = start
+    while at < size:
+        rows = reader.leaves(at, min(LEAVES_PER_READ, size - at))
+        for seq, data in rows:
+            if seq != at:
+                break
+            yield seq, data
+            at += 1
+        else:
+            if rows:
+                continue
+        raise AuditBrokenError(f"Entry {at} of the audit log is missing.")
 
 
 def _nothing() -> None:

@@ -62,6 +62,7 @@ _NO_HEAD = "The audit log of this org has no head: it was removed outside this l
 _ORG_REMOVED = "The row of this org was removed outside this library: put it back."
 _STORED, _ARCHIVED = "stored", "archived"
 _STAMP_BYTES = 16
+_VERSION_BYTES = 7
 _READ_BACK_ROWS = 50
 """Envelopes read back by one statement; they are compared one by one, never held together."""
 
@@ -640,11 +641,13 @@ class SqlWriter(SqlReader):
     def put_custody(self, row: CustodyRow) -> None:
         """What the org has in keeping, in the place of what was there; the head of the log gets its new version.
 
+        It is random: in a copy of the store that went another way, a count would be the same.
+
         Raises:
             StoreError: the transaction did not lock the log.
         """
         head = self._locked()
-        head.custody_version += 1
+        head.custody_version = 1 + int.from_bytes(os.urandom(_VERSION_BYTES))
         row.version = head.custody_version
         self._head_waits = True
         if not self._many(_UPDATES[_CUSTODY], [_CUSTODY.values(self._org, self._row_key, row)]):
