@@ -97,8 +97,8 @@ class Register:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
-        self._next: dict[str, int] = {}
-        """By log: every entry before this place was looked at."""
+        self._seen: dict[str, tuple[int, bytes | None, int, int]] = {}
+        """By log: every entry before a place was looked at; the last of them, the file, and how long it was then."""
 
     def append(self, vault: Vault, proving: Proving) -> int:
         """How many lines were added, of what was done since the last one; durable when this returns.
@@ -116,7 +116,7 @@ class Register:
             with os.fdopen(os.dup(file), "rb") as lines:
                 lines.seek(0)
                 end = sum(len(line) for line in lines if line.endswith(b"\n"))
-                start = self._start(vault, lines)
+                start = self._start(vault, lines, end)
             added, after = register_lines(vault, proving, start)
             if added:
                 # What a crash cut off must not take the next line with it; nobody was told that it is kept.
@@ -127,14 +127,24 @@ class Register:
                 os.fsync(file)
                 if not end:
                     self._sync_name()
-        self._next[_origin(vault)] = after
+                end += len(data)
+            with vault.store.reading(vault.store_wait_ms) as reader:
+                last = _leaf_at(reader, after - 1)
+            self._seen[_origin(vault)] = after, last, os.fstat(file).st_ino, end
         return len(added)
 
-    def _start(self, vault: Vault, lines: BinaryIO) -> int:
-        """The first entry that was not looked at yet: behind the last line that this log begins with."""
-        known = self._next.get(_origin(vault))
-        if known is not None:
-            return known
+    def _start(self, vault: Vault, lines: BinaryIO, end: int) -> int:
+        """The first entry that was not looked at yet: behind the last line that this log begins with.
+
+        What is remembered counts only for the same log and the same file: a backup may have been put back meanwhile,
+        or the file been moved away.
+        """
+        with vault.store.reading(vault.store_wait_ms) as reader:
+            if (seen := self._seen.get(_origin(vault))) is not None:
+                after, last, number, length = seen
+                is_file = number == os.fstat(lines.fileno()).st_ino and length <= end
+                if is_file and _leaf_at(reader, after - 1) == last:
+                    return after
         lines.seek(0)
         acts = acts_in_register(vault, lines)
         with vault.store.reading(vault.store_wait_ms) as reader:

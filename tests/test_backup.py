@@ -837,6 +837,34 @@ def test_a_register_that_cannot_be_written_says_so_after_the_act_and_the_next_on
     assert len(register.read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("what", ["a backup is put back", "the register is moved away"])
+def test_a_process_that_goes_on_keeps_the_register_whole_when(filled: Desk, tmp_path: Path, what: str) -> None:
+    """What it looked at before says nothing of another history, nor of another file."""
+    register, away = tmp_path / "register.jsonl", tmp_path / "away"
+    away.mkdir()
+    with opened(filled, register=register) as archive:
+        custody = archive.custody(KEEPER)
+        folder = custody.backup(tmp_path / "backup").folder
+        for _ in range(20):
+            archive.restore("base", "r1", principal=KEEPER)
+        custody.shred(session_id="base", result_id="r2")
+        if what == "the register is moved away":
+            register.rename(away / "register.jsonl")
+        else:
+            for path in filled.folder.glob("evidence.db*"):
+                path.rename(away / path.name)
+            back(filled, folder, filled.folder, register)
+            with pytest.raises(StoreUnavailableError, match="replaced"):
+                custody.holds()
+        custody.shred(session_id="base", result_id="r3")
+    events = [json.loads(line)["proof"].split("\n")[1] for line in register.read_text().splitlines()]
+    with opened(filled) as archive:
+        lines = archive.custody(KEEPER).register()
+    assert entries_of(lines) == [one for one in events if one in entries_of(lines)]
+    with opened(back(filled, folder, tmp_path / "target", register)) as archive:
+        assert [one.result_id for one in archive.custody(KEEPER).shreds()] == ["r2", "r3"]
+
+
 def test_a_line_that_was_cut_off_is_written_anew_and_not_believed(
     filled: Desk, tmp_path: Path, kept: tuple[Path, Path, Hold]
 ) -> None:
