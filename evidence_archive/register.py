@@ -451,6 +451,7 @@ class _Replaying:
     def hold(self, act: Act) -> str:
         """The hold under its own ID, so that a release finds it."""
         vault, entry, hold_id = self._vault, act.entry, bytes.fromhex(act.entry.details["hold"])
+        first = str(entry.details.get("placed_by", entry.subject))
 
         def placed(writer: Writer) -> str:
             if any(row.hold_id == hold_id for row in writer.holds()):
@@ -468,10 +469,10 @@ class _Replaying:
                     raise NotAvailableError
             reason = act.reason or vault.sealed_text("Not in what was replayed.", b"hold", hold_id)
             writer.insert_holds(
-                [HoldRow(hold_id, scope_id, number, reason, placed_by=entry.subject, placed_at_us=entry.time_us)]
+                [HoldRow(hold_id, scope_id, number, reason, placed_by=first, placed_at_us=entry.time_us)]
             )
             vault.counted(writer, holds=1)
-            details: dict[str, Any] = {"hold": hold_id.hex(), "placed_by": entry.subject, "replayed": entry.seq}
+            details: dict[str, Any] = {"hold": hold_id.hex(), "placed_by": first, "replayed": entry.seq}
             if number is not None:
                 details["result"] = format_result_id(number)
             leaf = vault.leaf(

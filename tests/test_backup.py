@@ -1082,6 +1082,19 @@ def test_a_hold_that_is_done_again_keeps_its_id_its_reason_and_who_placed_it(
         archive.custody(KEEPER).release(hold.id)
 
 
+def test_who_placed_a_hold_is_told_after_it_was_done_again_twice(
+    filled: Desk, tmp_path: Path, kept: tuple[Path, Path, Hold]
+) -> None:
+    folder, register, hold = kept
+    second = back(filled, folder, tmp_path / "second", register)
+    with opened(second, register=register) as archive:
+        archive.custody(KEEPER)
+    with opened(back(second, folder, tmp_path / "third", register)) as archive:
+        found = next(one for one in archive.custody(KEEPER).holds() if one.id == hold.id)
+        assert found.placed_by == hold.placed_by != "records"
+        assert archive.custody(KEEPER).verify().findings == ()
+
+
 # --- PostgreSQL ----------------------------------------------------------------------------------------------------
 
 
