@@ -57,6 +57,7 @@ from evidence_archive.proof import leaf as audit
 from evidence_archive.proof.checkpoint import open_checkpoint
 from evidence_archive.proof.merkle import Frontier
 from evidence_archive.register import Act, Replayed, acts_in_register, acts_in_store, merged, replay
+from evidence_archive.rekeying import Rekeying
 from evidence_archive.tokens import default_counter
 from evidence_archive.vault import Surroundings, Vault, open_vault
 from evidence_archive.verifying import VerifyReport, check_unopened, verify_vault
@@ -405,7 +406,12 @@ def _revived(
         vault, one = open_vault(around, org, create=False), told[org]
         details = {"size": one.size, "root": one.root, "acts": len(todo)}
         _log(vault, audit.BACKUP_RESTORED, subject, details)
-        found.append(replay(vault, Principal(org, subject, roles), todo))
+        principal = Principal(org, subject, roles)
+        # What was lost may lie elsewhere under any version up to the current one: a shred counts it from here on.
+        census = (rekeying := Rekeying(vault, principal)).census()
+        if any(version < census.current for version in census.counts):
+            rekeying.rotate(new_version=False)
+        found.append(replay(vault, principal, todo))
         if not vault.closed:
             _verified(vault)
             vault.transact(vault.sign_head)

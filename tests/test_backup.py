@@ -1095,6 +1095,31 @@ def test_who_placed_a_hold_is_told_after_it_was_done_again_twice(
         assert archive.custody(KEEPER).verify().findings == ()
 
 
+def test_a_shred_after_putting_back_is_not_complete_while_a_copy_of_what_was_lost_opens(
+    filled: Desk, tmp_path: Path
+) -> None:
+    """The lost history was rotated after the backup, so that its copies open with a newer version than the backup."""
+    folder, register = made(filled, tmp_path / "backup").folder, tmp_path / "register.jsonl"
+    with opened(filled, register=register) as archive:
+        custody = archive.custody(KEEPER)
+        custody.rotate()
+        archive.custody(NEIGHBOUR).rotate(new_version=False)
+        newer = custody.backup(tmp_path / "newer").folder
+        custody.shred(session_id="base", result_id="r2")
+    copy = back(filled, folder, tmp_path / "target", register)
+    with opened(copy) as archive:
+        custody = archive.custody(KEEPER)
+        custody.shred(session_id="base", result_id="r3")
+        custody.retire(1)
+        assert [(one.result_id, one.status) for one in custody.shreds()] == [("r2", "pending"), ("r3", "pending")]
+        with opened(back(copy, newer, tmp_path / "still")) as older:
+            assert older.restore("base", "r2", principal=KEEPER).content, "this is why"
+        for who in (KEEPER, NEIGHBOUR):
+            archive.custody(who).rotate(new_version=who is KEEPER)
+        custody.retire(2)
+        assert {one.status for one in custody.shreds()} == {"complete"}
+
+
 # --- PostgreSQL ----------------------------------------------------------------------------------------------------
 
 
