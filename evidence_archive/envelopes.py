@@ -325,6 +325,9 @@ class Envelopes:
 
         def abandon(writer: Writer) -> list[ObjectRow]:
             lapsed = [row for row in writer.lapsed_objects(now_us, COLLECT_ROWS_MAX) if self._is_free(writer, row)]
+            nameless = [row for row in lapsed if writer.named(row.original_id) is None]
+            if nameless and not self._is_counted(writer):
+                lapsed = [row for row in lapsed if row not in nameless]
             fenced = [replace(row, state=_ABANDONED) if row.state == _INTENDED else row for row in lapsed]
             writer.update_objects([new for row, new in zip(lapsed, fenced, strict=True) if new is not row])
             return fenced
@@ -373,6 +376,20 @@ class Envelopes:
             self._vault.log.warning("evidence_archive.not_collected", error=SealBrokenError.__name__)
             return False
         return named is None or named.state == SHREDDED
+
+    def _is_counted(self, writer: Writer) -> bool:
+        """Whether as many results are archived as the org has in keeping.
+
+        Where one is not, its row may be an older one that was put back, and what it named would seem left behind.
+        """
+        try:
+            kept = writer.custody()
+            is_counted = kept is None or (kept.originals, kept.original_bytes) == writer.in_keeping()
+        except SealBrokenError:
+            is_counted = False
+        if not is_counted:
+            self._vault.log.warning("evidence_archive.not_collected", error=SealBrokenError.__name__)
+        return is_counted
 
     def tidy(self) -> None:
         """Run the collector after a commit; what goes wrong is logged, and changes nothing about the commit."""

@@ -580,6 +580,26 @@ def test_an_older_intent_put_back_with_its_seal_makes_the_collector_delete_nothi
     assert bench.session.restore("r1").content == LARGE
 
 
+def test_an_older_intent_and_result_put_back_together_make_the_collector_delete_nothing(
+    bench: Bench,
+) -> None:
+    """The result then names nothing; that it was archived, the count of what is in keeping still knows."""
+    older: list[Any] = []
+    results = bench.desk.execute("SELECT * FROM results")
+    bench.objects.on_put = lambda key: older.extend(bench.desk.execute("SELECT * FROM objects WHERE state <> 'used'"))
+    bench.session.archive([("r1", "the log")])
+    held = dict(bench.objects.held)
+    for table, rows in (("results", results), ("objects", older[:1])):
+        bench.desk.execute(f"DELETE FROM {table} WHERE org = 'north-clinic'")
+        for row in rows:
+            bench.desk.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", *row)
+    for _ in range(3):
+        lapse(bench)
+        with bench.opened() as archive:
+            assert archive.collect(principal=OWNER).abandoned == 0
+    assert bench.objects.held == held != {}
+
+
 @pytest.mark.parametrize("error", [StoreUnavailableError("Away: try again."), RuntimeError("of a driver")])
 def test_whatever_the_collector_meets_after_a_commit_the_batch_is_acknowledged(
     bench: Bench, error: Exception
