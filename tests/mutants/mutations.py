@@ -1460,7 +1460,7 @@ _PROOF = (
     ),
     Mutation(
         "proof: a gap in the entries is stepped over",
-        "proving.py",
+        "vault.py",
         "            if seq != at:\n",
         "            if seq < at:\n",
         "tests/test_killers.py::test_a_log_with_a_gap_is_not_signed",
@@ -1544,6 +1544,73 @@ _COPIES = (
         'if size_bytes != one["size_bytes"] or not hmac.compare_digest(plain.digest(), opened.sha256):',
         'if size_bytes != one["size_bytes"]:',
         "tests/test_evidence.py::test_no_file_of_a_bundle_can_be_changed_cut_lengthened_renamed_or_taken_away[r3-by_library]",
+    ),
+    Mutation(
+        "copies: an org that was taken off the list keeps no version",
+        "archive.py",
+        "if isinstance(store, Surveyable) and store.unlisted_orgs():",
+        "if False:",
+        "tests/test_rekeying.py::"
+        "test_an_org_that_was_hidden_in_the_database_is_not_left_out_of_the_census[off the list]",
+    ),
+    Mutation(
+        "copies: an org whose key was emptied passes for a shredded one",
+        "archive.py",
+        "                    check_unopened(store, org)\n",
+        "                    pass\n",
+        "tests/test_rekeying.py::"
+        "test_an_org_that_was_hidden_in_the_database_is_not_left_out_of_the_census[as if shredded]",
+    ),
+    Mutation(
+        "copies: a history that was given up meets nothing that came after it",
+        "proving.py",
+        "notes += [anchor.put_last(key.name) for anchor in self._anchors if isinstance(anchor, FileAnchor)]",
+        "notes += []",
+        "tests/test_proving.py::"
+        "test_a_history_that_was_given_up_and_is_put_back_meets_the_one_that_came_after_it[sqlite-file]",
+    ),
+    Mutation(
+        "copies: a hold that a copy of the store released is believed",
+        "disposal.py",
+        "        if holds and not self._logged.has(writer, holds):\n",
+        "        if False:\n",
+        "tests/test_disposal.py::test_a_hold_is_not_exchanged_for_what_a_copy_of_the_store_made_of_it",
+    ),
+    Mutation(
+        "copies: what is in keeping is counted to the same number in a copy of the store",
+        "store/sql.py",
+        "head.custody_version = 1 + int.from_bytes(os.urandom(_VERSION_BYTES))",
+        "head.custody_version += 1",
+        "tests/test_disposal.py::test_a_hold_of_a_copy_of_the_store_does_not_stand_for_one_that_was_removed[custody]",
+    ),
+    Mutation(
+        "copies: the collector believes a result that was put back",
+        "envelopes.py",
+        "            if nameless and not self._is_counted(writer):\n",
+        "            if False:\n",
+        "tests/test_large_originals.py::"
+        "test_an_older_intent_and_result_put_back_together_make_the_collector_delete_nothing[sqlite]",
+    ),
+    Mutation(
+        "copies: a register goes on where it was, whatever was put back",
+        "register.py",
+        "if is_file and _leaf_at(reader, after - 1) == last:",
+        "if is_file:",
+        "tests/test_backup.py::test_a_process_that_goes_on_keeps_the_register_whole_when[a backup is put back]",
+    ),
+    Mutation(
+        "copies: a register goes on where it was, whichever file is there",
+        "register.py",
+        "if is_file and _leaf_at(reader, after - 1) == last:",
+        "if _leaf_at(reader, after - 1) == last:",
+        "tests/test_backup.py::test_a_process_that_goes_on_keeps_the_register_whole_when[the register is moved away]",
+    ),
+    Mutation(
+        "copies: a backup that was put back keeps its older key version",
+        "backup.py",
+        "            rekeying.rotate(new_version=False)\n",
+        "            pass\n",
+        "tests/test_backup.py::test_a_shred_after_putting_back_is_not_complete_while_a_copy_of_what_was_lost_opens",
     ),
 )
 
