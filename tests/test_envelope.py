@@ -204,6 +204,36 @@ def test_compression_starts_at_1_kib_and_only_where_it_is_smaller():
     )
 
 
+def test_facts_and_trust_label_may_have_their_full_length_and_no_more():
+    encoded = encode_exact("a made-up result")
+    for acl, trust in ((bytes(eva.FACTS_BYTES_MAX), "t" * eva.TRUST_BYTES_MAX), (b"", "\ud800")):
+        sealed = seal_original(slot=SLOT, encoded=encoded, acl=acl, trust=trust, **KEYS)
+        opened = independent.open_envelope(sealed.envelope, as_list(SLOT), DEK, sealed.sealed_size)
+        assert opened["data"] == b"a made-up result"
+        envelope, sealed_size = sealed_in_pieces(encoded, acl=acl, trust=trust)
+        assert open_both(envelope, slot=SLOT, sealed_size=sealed_size, **KEYS)
+    for acl, trust in ((bytes(eva.FACTS_BYTES_MAX + 1), ""), (b"", "t" * (eva.TRUST_BYTES_MAX + 1))):
+        with pytest.raises(FormatError):
+            seal_original(slot=SLOT, encoded=encoded, acl=acl, trust=trust, **KEYS)
+        with pytest.raises(FormatError):
+            sealed_in_pieces(encoded, acl=acl, trust=trust)
+
+
+def test_both_sealers_compress_from_1_kib_on_unless_they_are_told_not_to():
+    def in_memory(encoded, **named):
+        return seal_original(slot=SLOT, encoded=encoded, acl=b"", trust="", **named, **KEYS).sealed_size
+
+    def in_pieces(encoded, **named):
+        return seal_pieces(slot=SLOT, encoded=encoded, acl=b"", trust="", **named, **KEYS)[0]
+
+    for sealed_size in (in_memory, in_pieces):
+        sizes = [sealed_size(encode_exact("a" * size)) for size in (1_022, 1_023, 1_024)]
+        assert sizes[1] == sizes[0] + 1
+        assert sizes[2] < 500
+        plain = [sealed_size(encode_exact("a" * size), compress=False) for size in (1_023, 1_024)]
+        assert plain == [sizes[1], sizes[1] + 1]
+
+
 def test_threads_seal_at_once_each_with_its_own_compressor():
     failures = []
 

@@ -554,6 +554,8 @@ def rule(rule_id, decided, *selectors):
         (rule("n", "never") + rule("m", "never", 'content = "c"'), "m"),
         (rule("a", "allow", 'kind = ["k"]', "size_chars_min = 9") + rule("n", "never", 'kind = ["k", "l"]'), "a"),
         (rule("a", "allow", 'kind = ["k", "l"]') + rule("n", "never", 'kind = ["k"]'), None),
+        (rule("a", "allow", 'sensitivity = ["s"]') + rule("n", "never", 'sensitivity = ["s"]'), "a"),
+        (rule("a", "allow", 'kind = ["k"]') + rule("n", "never", 'kind = ["k"]'), "a"),
         (rule("a", "allow") + rule("n", "never", 'sensitivity = ["s"]'), None),
         (rule("a", "allow", 'tools = ["x*"]') + rule("n", "never", 'tools = ["x?"]'), None),
         (rule("a", "allow", 'tools = ["x[*]"]') + rule("n", "never", 'tools = ["x*]"]'), None),
@@ -568,6 +570,32 @@ def rule(rule_id, decided, *selectors):
 def test_a_rule_that_can_never_win_is_warned_of(rules, loser):
     warnings = policy(rules + DENIAL).check(may_restore).warnings
     assert [warning.split()[2] for warning in warnings] == ([] if loser is None else [loser])
+
+
+def test_every_rule_that_can_never_win_and_every_one_that_changes_nothing_is_warned_of():
+    rules = rule("n", "never") + rule("a", "allow") + rule("m", "never") + rule("b", "allow")
+    assert [one.split()[2] for one in policy(rules + DENIAL).check(may_restore).warnings] == ["a", "m", "b"]
+    assert [one.split()[2] for one in policy(rules + DENIAL, "allow").check(may_restore).warnings] == ["a", "m", "b"]
+
+
+def test_the_text_of_a_test_entry_is_what_a_content_rule_looks_at():
+    rules = rule("open", "allow") + rule("secret", "never", 'content = "secret"')
+    for text, expected in (("a secret", "never"), ("nothing of it", "allow")):
+        tests = f'[[test]]\ntool = "a"\ntext = "{text}"\nexpect = "{expected}"\n'
+        report = policy(rules + tests).check(may_restore)
+        assert report.ok
+        assert "no text given" not in report.outcomes[0].explained
+    (outcome,) = policy(rules + '[[test]]\ntool = "a"\nexpect = "never"\n').check(may_restore).outcomes
+    assert (outcome.passed, "no text given" in outcome.explained) == (True, True)
+    (outcome,) = policy(rule("n", "never") + '[[test]]\ntool = "a"\nexpect = "never"\n').check(may_restore).outcomes
+    assert "no text given" not in outcome.explained
+
+
+def test_a_policy_tells_its_version_and_the_roles_of_its_custodians():
+    found = policy('[custody]\nroles = ["records", "officer"]\n')
+    assert (found.version, found.custodians) == (1, frozenset({"records", "officer"}))
+    with pytest.raises(PolicyError):
+        policy("[custody]\nroles = 3\n")
 
 
 SMALL_GLOB = st.text(alphabet="ab*?[]", min_size=1, max_size=4)

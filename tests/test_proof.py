@@ -336,6 +336,47 @@ def test_golden_roots_and_frontiers_never_change():
         assert (frontier.root().hex(), frontier.to_bytes().hex()) == (vector["root"], vector["frontier"])
 
 
+# --- proofs of sizes and hashes that no log has -----------------------------------------------------------------
+
+PATH = [leaf_hash(b"%d" % at) for at in range(63)]
+
+
+@pytest.mark.parametrize(
+    ("old_size", "size"),
+    [(-1, -1), (-1, 0), (2, 1), (1, 0), (merkle.SIZE_MAX + 1, merkle.SIZE_MAX + 1), (0, merkle.SIZE_MAX + 1)],
+)
+def test_sizes_that_no_two_logs_have_are_refused_even_where_the_roots_agree(old_size, size):
+    for old_root in (PATH[0], merkle.EMPTY_ROOT):
+        with pytest.raises(AuditBrokenError):
+            merkle.verify_consistency(old_size, old_root, size, PATH[0], [])
+
+
+def test_the_longest_log_continues_itself():
+    merkle.verify_consistency(merkle.SIZE_MAX, PATH[0], merkle.SIZE_MAX, PATH[0], [])
+
+
+@pytest.mark.parametrize("root", [b"", bytes(31), bytes(33)])
+def test_roots_that_are_no_hashes_are_refused_even_where_they_agree(root):
+    with pytest.raises(AuditBrokenError):
+        merkle.verify_consistency(3, root, 3, root, [])
+
+
+def test_an_empty_log_has_one_root_and_every_log_begins_with_it():
+    merkle.verify_consistency(0, merkle.EMPTY_ROOT, 0, merkle.EMPTY_ROOT, [])
+    merkle.verify_consistency(0, merkle.EMPTY_ROOT, 5, PATH[0], [])
+    for old_root, size, root in ((merkle.EMPTY_ROOT, 0, PATH[0]), (PATH[0], 0, PATH[0]), (PATH[0], 5, PATH[0])):
+        with pytest.raises(AuditBrokenError):
+            merkle.verify_consistency(0, old_root, size, root, [])
+
+
+def test_an_entry_is_shown_in_the_longest_log_there_can_be_and_in_no_longer_one():
+    leaf, root = leaf_hash(b"first"), independent.root_by_path(leaf_hash(b"first"), 0, merkle.SIZE_MAX, PATH)
+    merkle.verify_inclusion(leaf, 0, merkle.SIZE_MAX, PATH, root)
+    assert independent.root_by_path(leaf, 0, merkle.SIZE_MAX + 1, PATH) == root
+    with pytest.raises(AuditBrokenError):
+        merkle.verify_inclusion(leaf, 0, merkle.SIZE_MAX + 1, PATH, root)
+
+
 def test_the_format_page_names_every_label_and_event_the_code_writes():
     project = Path(__file__).parent.parent
     page = "".join((project / "docs" / name).read_text("utf-8") for name in ("format.md", "keys.md"))
