@@ -186,6 +186,8 @@ class Custody:
 
         Raises:
             KeyringError: the provider makes no version, or one that fails its self-test; nothing was wrapped.
+            SealBrokenError: the key of a session was put back from before a shred.
+            AuditBrokenError: the log is not what its head says.
             StoreBusyError: other processes keep wrapping under the old version: open their archives again.
         """
         return self._rekeying.rotate(new_version=new_version)

@@ -42,6 +42,7 @@ from evidence_archive.proof import leaf as audit
 from evidence_archive.proof.merkle import Frontier, leaf_hash
 from evidence_archive.sealing.keyring import close_original, unwrap, wrap
 from evidence_archive.vault import (
+    FIRST_GENERATION,
     SESSIONS_PER_READ,
     SHREDDED,
     ScopeKeys,
@@ -51,7 +52,7 @@ from evidence_archive.vault import (
     part_context,
 )
 
-__all__ = ["Disposal", "Due", "Earlier", "Hold", "Shred"]
+__all__ = ["Disposal", "Due", "Earlier", "Hold", "LoggedActs", "Shred"]
 
 DUE_MAX = 10_000
 """Most originals that one run looks at whose retention is over."""
@@ -66,8 +67,6 @@ OBJECT_ROWS_MAX = 2**31 - 1
 """All of them."""
 
 _TRIES_MAX = 5
-
-_OF_HOLDS = (audit.HOLD_PLACED, audit.HOLD_RELEASED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,42 +154,57 @@ class Earlier:
     seq: int
 
 
-class _LoggedHolds:
-    """The holds that an org's log placed and released, read on as the log grows.
+class LoggedActs:
+    """What an org's log says of holds and shreds, read on as the log grows.
 
-    A row's seal shows that it was written for the org, also in a copy of the store that went another way, such as one
-    that was put back or tried out. Only the log, up to its head, tells which rows are those of this store.
+    A row's seal shows that it was written for the org, perhaps long ago, or in a copy of the store that went another
+    way, such as one that was put back or tried out. Only the log, up to its head, tells which are rows of this store.
     """
 
     def __init__(self) -> None:
         self._frontier = Frontier()
         self._is_released: dict[str, bool] = {}
+        self._shredded: dict[str, set[str | None]] = {}
 
-    def has(self, reader: Reader, holds: Iterable[HoldRow]) -> bool:
-        """Whether these are the holds of the log, and the log released each that was released.
+    def read_on(self, reader: Reader) -> None:
+        """Take in what the log has up to its head.
 
         Raises:
             AuditBrokenError: the log is not what its head says.
         """
         if not self._continued(reader):  # changed, or a backup was put back meanwhile
-            self._frontier, self._is_released = Frontier(), {}
+            self._frontier, self._is_released, self._shredded = Frontier(), {}, {}
             if not self._continued(reader):
                 raise AuditBrokenError(
                     "The entries of the audit log do not hash to what its head holds: it was changed."
                 )
-        rows = {hold.hold_id.hex(): hold.released_at_us is not None for hold in holds}
-        return rows.keys() == self._is_released.keys() and all(
-            self._is_released[name] or not is_released for name, is_released in rows.items()
-        )
 
     def _continued(self, reader: Reader) -> bool:
         """Whether what was read before and what came since leads to the head."""
         head = reader.head()
         for _, data in leaves_of(reader, head.size, self._frontier.size):
             self._frontier.append(leaf_hash(data))
-            if b"hold." in data and (entry := audit.decode_leaf(data)).event in _OF_HOLDS:
-                self._is_released[entry.details["hold"]] = entry.event == audit.HOLD_RELEASED
+            if b"hold." in data or b"shred." in data:
+                self._take(audit.decode_leaf(data))
         return self._frontier.to_bytes() == head.frontier
+
+    def _take(self, entry: audit.Leaf) -> None:
+        if entry.event in (audit.HOLD_PLACED, audit.HOLD_RELEASED):
+            self._is_released[entry.details["hold"]] = entry.event == audit.HOLD_RELEASED
+        elif entry.event == audit.SHRED_REQUESTED and entry.session_id is not None:
+            self._shredded.setdefault(entry.session_id, set()).add(entry.details.get("result"))
+
+    def has_holds(self, holds: Iterable[HoldRow]) -> bool:
+        """Whether these are all holds of the log, and it released each of them that was released."""
+        rows = {hold.hold_id.hex(): hold.released_at_us is not None for hold in holds}
+        return rows.keys() == self._is_released.keys() and all(
+            self._is_released[name] or not is_released for name, is_released in rows.items()
+        )
+
+    def generation(self, session_id: str) -> int | None:
+        """Of the session's key: one more for every original of it that was shredded; ``None`` where all of it was."""
+        shredded = self._shredded.get(session_id, set())
+        return None if None in shredded else FIRST_GENERATION + len(shredded)
 
 
 class Disposal:
@@ -206,7 +220,7 @@ class Disposal:
         self._vault = vault
         self._principal = principal
         self._earlier = earlier
-        self._logged = _LoggedHolds()
+        self._logged = LoggedActs()
 
     # --- holds ----------------------------------------------------------------------------------------------------
 
@@ -362,7 +376,9 @@ class Disposal:
         holds, kept = writer.holds(), writer.custody()
         if len(holds) != (0 if kept is None else kept.holds):
             raise SealBrokenError("Nothing was destroyed: a hold was removed from the database. Put it back first.")
-        if holds and not self._logged.has(writer, holds):
+        if holds:
+            self._logged.read_on(writer)
+        if holds and not self._logged.has_holds(holds):
             raise SealBrokenError(
                 "Nothing was destroyed: a hold is not as the log has it, but as in another copy of the store. "
                 "Put it back first."
@@ -388,6 +404,7 @@ class Disposal:
             HeldError, RetentionError: it has to be kept; nothing was destroyed.
             NotAvailableError: there is no such archived original.
             KeyringError: the provider does not wrap the session's new key; nothing was destroyed.
+            SealBrokenError: a hold was removed, or the session's key put back from before a shred.
             StoreBusyError: other processes keep giving the session new keys.
         """
         number = _asked_number(session_id, result_id)
@@ -403,6 +420,8 @@ class Disposal:
         vault = self._vault
         with vault.store.reading(vault.store_wait_ms) as reader:
             found = reader.find(asked_session(session_id), number)
+            if found is not None:
+                self._logged.read_on(reader)  # most of it here, where nobody waits for it
         if found is None:
             raise NotAvailableError
         old_scope, old = found[1], vault.scope_keys(found[1])
@@ -425,6 +444,13 @@ class Disposal:
                 raise NotAvailableError
             if root.state == SHREDDED:
                 raise ShreddedError("This original was shredded before.")
+            self._logged.read_on(writer)
+            if self._logged.generation(session.session_id) != old_scope.generation:
+                # What was shredded before would be sealed anew with all that stays.
+                raise SealBrokenError(
+                    "Nothing was destroyed: the key of this session is from before a shred, and was put back. Verify "
+                    "the store."
+                )
             family = [row for row in rows.values() if root.number in (row.number, row.origin)]
             self._allowed(
                 writer, [root], lambda hold: hold.scope_id == root.scope_id and hold.number in (None, root.number)

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from evidence_archive.disposal import Disposal
-from evidence_archive.errors import FormatError, KeyringError, StoreBusyError
+from evidence_archive.disposal import Disposal, LoggedActs
+from evidence_archive.errors import FormatError, KeyringError, SealBrokenError, StoreBusyError
 from evidence_archive.keys import unwrap_checked, wrap_checked
 from evidence_archive.model import Principal
 from evidence_archive.ports import KeyLifecycle, KeyProvider, OrgRow, ScopeRow, Writer
@@ -75,6 +75,7 @@ class Rekeying:
     def __init__(self, vault: Vault, principal: Principal) -> None:
         self._vault = vault
         self._principal = principal
+        self._logged = LoggedActs()
 
     def rotate(self, *, new_version: bool = True) -> Rotation:
         """Everything of the org wrapped under a new version, or under the current one.
@@ -84,6 +85,8 @@ class Rekeying:
 
         Raises:
             KeyringError: the provider makes no version, or one that fails its self-test; nothing was wrapped.
+            SealBrokenError: the key of a session is from before a shred, and would open again what was destroyed.
+            AuditBrokenError: the log, which says what was shredded, is not what its head says.
             StoreBusyError: other processes keep wrapping under the old version: open their archives again.
         """
         keys, org = self._vault.around.keys, self._vault.org
@@ -222,6 +225,9 @@ class Rekeying:
     def _sweep_scopes(self, version: int) -> int:
         """Every session's key that is wrapped under an older version, wrapped again by compare-and-swap."""
         vault, rewrapped, after = self._vault, 0, b""
+        with vault.store.reading(vault.store_wait_ms) as reader:
+            self._logged.read_on(reader)  # most of it here, where nobody waits for it
+        names: dict[bytes, str] = {}
         while scopes := self._scopes(after):
             after = scopes[-1].scope_id
             pairs = [
@@ -229,9 +235,21 @@ class Rekeying:
                 for scope in scopes
                 if scope.wrapped and scope.kek_version < version
             ]
+            if any(scope.scope_id not in names for scope, _ in pairs):
+                names = {session.scope_id: session.session_id for session in vault.sessions()}
 
-            def swapped(writer: Writer, pairs: list[tuple[ScopeRow, ScopeRow]] = pairs) -> int:
+            def swapped(
+                writer: Writer, pairs: list[tuple[ScopeRow, ScopeRow]] = pairs, names: dict[bytes, str] = names
+            ) -> int:
                 fresh = [new for old, new in pairs if writer.scope(old.scope_id) == old]
+                self._logged.read_on(writer)
+                for one in fresh:
+                    name = names.get(one.scope_id)
+                    if name is None or self._logged.generation(name) != one.generation:
+                        raise SealBrokenError(
+                            "The key of a session is from before a shred, or its session is gone: it was put back "
+                            "and is not wrapped anew. Verify the store."
+                        )
                 writer.update_scopes(fresh)
                 return len(fresh)
 

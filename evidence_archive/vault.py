@@ -68,6 +68,7 @@ from evidence_archive.sealing.keyring import (
 )
 
 __all__ = [
+    "FIRST_GENERATION",
     "INLINE_SIZE_LIMIT",
     "INLINE_SIZE_MAX",
     "OTHER_PROCESS",

@@ -663,7 +663,7 @@ def test_a_hold_is_not_exchanged_for_what_a_copy_of_the_store_made_of_it(
 def test_must_fail_control_a_choke_point_that_only_counts_believes_the_hold_of_a_copy(
     sqlite_desk: Desk, owner: Principal, talk: Conversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(disposal._LoggedHolds, "has", lambda *_: True)
+    monkeypatch.setattr(disposal.LoggedActs, "has_holds", lambda *_: True)
     with sqlite_desk.open() as archive:
         archived(archive, owner, "case-1", talk)
         hold = archive.custody(CUSTODIAN).hold("claim", session_id="case-1", result_id="r1")

@@ -342,6 +342,48 @@ def test_a_process_from_before_the_rotation_cannot_start_a_session_that_nobody_c
         assert set(archive.custody(OFFICER).census().counts) == {2}
 
 
+@pytest.mark.parametrize("of", ["a session", "an original", "an original, without the row of its session"])
+def test_what_was_shredded_and_put_back_is_not_wrapped_under_a_new_version(desk: Desk, owner: Principal, of: str):
+    """It would open for good, and its shred would be called complete once the old version is gone."""
+    with desk.open() as archive:
+        filled(archive, owner, 2)
+    old = {name: desk.rows(name) for name in ("sessions", "scope_keys", "results", "originals")}
+    with desk.open() as archive:
+        archive.custody(OFFICER).shred(session_id="case-0", result_id=None if of == "a session" else "r1")
+    for name, rows in old.items():
+        desk.execute(f"DELETE FROM {name}")
+        for row in rows:
+            desk.execute(f"INSERT INTO {name} VALUES ({', '.join('?' * len(row))})", *row)
+    if of.endswith("session") and of != "a session":
+        desk.execute("DELETE FROM sessions WHERE session_id = 'case-0'")
+    with desk.open() as archive:
+        custody = archive.custody(OFFICER)
+        with pytest.raises(SealBrokenError, match="from before a shred"):
+            custody.rotate()
+        with pytest.raises(KeyringError):
+            custody.retire(1)
+        assert [one.status for one in custody.shreds()] == ["pending"]
+
+
+def test_what_was_shredded_and_put_back_is_not_sealed_anew_with_what_stays(desk: Desk, owner: Principal):
+    tables = ("sessions", "scope_keys", "results", "originals")
+    with desk.open() as archive:
+        talk, session = Conversation(), archive.session("case-0", owner)
+        for at in range(2):
+            talk.tool(f"result {at}\n" * 40)
+        talk.say()
+        session.view(talk.messages)
+        session.archive([("r1", "one"), ("r2", "two")])
+        old = {name: desk.rows(name) for name in tables}
+        archive.custody(OFFICER).shred(session_id="case-0", result_id="r1")
+    for name, rows in old.items():
+        desk.execute(f"DELETE FROM {name}")
+        for row in rows:
+            desk.execute(f"INSERT INTO {name} VALUES ({', '.join('?' * len(row))})", *row)
+    with desk.open() as archive, pytest.raises(SealBrokenError, match="from before a shred"):
+        archive.custody(OFFICER).shred(session_id="case-0", result_id="r2")
+
+
 # --- retiring -------------------------------------------------------------------------------------------------------
 
 
