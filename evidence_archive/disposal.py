@@ -165,6 +165,7 @@ class LoggedActs:
         self._frontier = Frontier()
         self._is_released: dict[str, bool] = {}
         self._shredded: dict[str, set[str | None]] = {}
+        self._kept_until_us: dict[tuple[str, str], int] = {}
 
     def read_on(self, reader: Reader) -> None:
         """Take in what the log has up to its head.
@@ -173,7 +174,7 @@ class LoggedActs:
             AuditBrokenError: the log is not what its head says.
         """
         if not self._continued(reader):  # changed, or a backup was put back meanwhile
-            self._frontier, self._is_released, self._shredded = Frontier(), {}, {}
+            self._frontier, self._is_released, self._shredded, self._kept_until_us = Frontier(), {}, {}, {}
             if not self._continued(reader):
                 raise AuditBrokenError(
                     "The entries of the audit log do not hash to what its head holds: it was changed."
@@ -184,7 +185,7 @@ class LoggedActs:
         head = reader.head()
         for _, data in leaves_of(reader, head.size, self._frontier.size):
             self._frontier.append(leaf_hash(data))
-            if b"hold." in data or b"shred." in data:
+            if b"hold." in data or b"shred." in data or b"retention." in data:
                 self._take(audit.decode_leaf(data))
         return self._frontier.to_bytes() == head.frontier
 
@@ -193,6 +194,8 @@ class LoggedActs:
             self._is_released[entry.details["hold"]] = entry.event == audit.HOLD_RELEASED
         elif entry.event == audit.SHRED_REQUESTED and entry.session_id is not None:
             self._shredded.setdefault(entry.session_id, set()).add(entry.details.get("result"))
+        elif entry.event == audit.RETENTION_EXTENDED and entry.session_id is not None:
+            self._kept_until_us[entry.session_id, entry.details["result"]] = entry.details["until_us"]
 
     def has_holds(self, holds: Iterable[HoldRow]) -> bool:
         """Whether these are all holds of the log, and it released each of them that was released."""
@@ -200,6 +203,11 @@ class LoggedActs:
         return rows.keys() == self._is_released.keys() and all(
             self._is_released[name] or not is_released for name, is_released in rows.items()
         )
+
+    def kept(self, session_id: str, row: ResultRow) -> ResultRow:
+        """An original of a session, to be kept for as long as the log says: its row may be an older one."""
+        until_us = self._kept_until_us.get((session_id, format_result_id(row.number)), -1)
+        return row if until_us <= (row.retention_until_us or -1) else replace(row, retention_until_us=until_us)
 
     def generation(self, session_id: str) -> int | None:
         """Of the session's key: one more for every original of it that was shredded; ``None`` where all of it was."""
@@ -376,9 +384,8 @@ class Disposal:
         holds, kept = writer.holds(), writer.custody()
         if len(holds) != (0 if kept is None else kept.holds):
             raise SealBrokenError("Nothing was destroyed: a hold was removed from the database. Put it back first.")
-        if holds:
-            self._logged.read_on(writer)
-        if holds and not self._logged.has_holds(holds):
+        self._logged.read_on(writer)
+        if not self._logged.has_holds(holds):
             raise SealBrokenError(
                 "Nothing was destroyed: a hold is not as the log has it, but as in another copy of the store. "
                 "Put it back first."
@@ -451,6 +458,7 @@ class Disposal:
                     "Nothing was destroyed: the key of this session is from before a shred, and was put back. Verify "
                     "the store."
                 )
+            root = self._logged.kept(session.session_id, root)
             family = [row for row in rows.values() if root.number in (row.number, row.origin)]
             self._allowed(
                 writer, [root], lambda hold: hold.scope_id == root.scope_id and hold.number in (None, root.number)
@@ -496,7 +504,7 @@ class Disposal:
             if not scope.wrapped:
                 raise ShreddedError("This session was shredded before.")
             rows = writer.results(session.scope_id, -1)
-            roots = _roots(rows)
+            roots = self._roots(writer, session, rows)
             self._allowed(writer, roots, lambda hold: hold.scope_id == scope.scope_id)
             self._end(writer, session, scope, rows)
             self._destroy(writer, roots)
@@ -537,7 +545,7 @@ class Disposal:
                 for one in sessions:
                     session = self._session(writer, one.session_id)
                     scope, rows = writer.scope(session.scope_id), writer.results(session.scope_id, -1)
-                    roots = _roots(rows)
+                    roots = self._roots(writer, session, rows)
                     self._allowed(writer, roots, lambda hold: True)
                     for row in roots:
                         place = writer.object(row.original_id or b"")
@@ -651,6 +659,12 @@ class Disposal:
             raise ShreddedError("This original was shredded: it was destroyed on purpose and cannot come back.")
         return found[0], found[2]
 
+    def _roots(self, writer: Writer, session: SessionRow, rows: Iterable[ResultRow]) -> list[ResultRow]:
+        """The originals among a session's results that can be restored, to be kept for as long as the log says."""
+        self._logged.read_on(writer)
+        found = (row for row in rows if row.original_id is not None and row.state == "archived")
+        return [self._logged.kept(session.session_id, row) for row in found]
+
     @staticmethod
     def _end(writer: Writer, session: SessionRow, scope: ScopeRow, rows: Sequence[ResultRow]) -> None:
         """A session without its key: its results that were archived, and all copies of them, are tombstones."""
@@ -748,11 +762,6 @@ def _holds(hold: HoldRow, row: ResultRow) -> bool:
     return hold.scope_id is None or (
         hold.scope_id == row.scope_id and hold.number in (None, row.origin or row.number)
     )
-
-
-def _roots(rows: Iterable[ResultRow]) -> list[ResultRow]:
-    """The originals among a session's results that can be restored."""
-    return [row for row in rows if row.original_id is not None and row.state == "archived"]
 
 
 def _emptied(row: ResultRow, version: int) -> ResultRow:

@@ -660,6 +660,27 @@ def test_a_hold_is_not_exchanged_for_what_a_copy_of_the_store_made_of_it(
     assert sqlite_desk.execute("SELECT count(*) FROM originals") == [(3,)]
 
 
+def test_an_older_row_that_was_put_back_shortens_no_retention(desk: Desk, owner: Principal, talk: Conversation):
+    clock = FrozenClock()
+    with desk.open(clock=clock) as archive:
+        archived(archive, owner, "case-1", talk, count=2)
+        custody = archive.custody(CUSTODIAN)
+        custody.retain("case-1", "r1", clock.now_us())
+        older = desk.rows("results")
+        custody.retain("case-1", "r1", clock.now_us() + DAY_US)
+        desk.execute("DELETE FROM results")
+        for row in older:
+            desk.execute(f"INSERT INTO results VALUES ({', '.join('?' * len(row))})", *row)
+        clock.advance(1)
+        custody.gc(dry_run=False)
+        for what in ({"session_id": "case-1", "result_id": "r1"}, {"session_id": "case-1"}, {}):
+            with pytest.raises(RetentionError):
+                custody.shred(**what)
+        assert desk.execute("SELECT count(*) FROM originals") == [(2,)]
+        clock.advance(2 * DAY_US / 1_000_000)
+        assert custody.shred(session_id="case-1", result_id="r1").originals == 1
+
+
 def test_must_fail_control_a_choke_point_that_only_counts_believes_the_hold_of_a_copy(
     sqlite_desk: Desk, owner: Principal, talk: Conversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -700,6 +721,7 @@ def test_must_fail_control_a_choke_point_that_does_not_count_holds_destroys_what
     desk: Desk, owner: Principal, talk: Conversation, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(SqlWriter, "custody", lambda self: CustodyRow(0, 3, 0, len(self.holds()), 2))
+    monkeypatch.setattr(disposal.LoggedActs, "has_holds", lambda *_: True)
     with desk.open() as archive:
         archived(archive, owner, "case-1", talk)
         custody = archive.custody(CUSTODIAN)
