@@ -249,6 +249,9 @@ class Disposal:
             if session_id is not None:
                 session = self._session(writer, session_id)
                 scope_id = session.scope_id
+                scope = writer.scope(scope_id)
+                if scope is not None and not scope.wrapped:
+                    raise ShreddedError("This session was shredded: nothing of it is left to be held.")
                 if number is not None:
                     of = self._original(writer, session_id, number)[1].number
             row = HoldRow(

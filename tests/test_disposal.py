@@ -731,6 +731,18 @@ def test_must_fail_control_a_choke_point_that_does_not_count_holds_destroys_what
         assert desk.execute("SELECT count(*) FROM originals") == [(2,)]
 
 
+def test_a_hold_on_what_is_gone_is_refused(desk: Desk, owner: Principal, talk: Conversation):
+    """It would say that something is kept, and keep the org from being shredded for nothing."""
+    with desk.open() as archive:
+        archived(archive, owner, "case-1", talk)
+        custody = archive.custody(CUSTODIAN)
+        custody.shred(session_id="case-1")
+        for result_id in (None, "r1"):
+            with pytest.raises(ShreddedError):
+                custody.hold("too late", session_id="case-1", result_id=result_id)
+        assert custody.holds() == []
+
+
 def test_a_shred_that_is_refused_is_in_the_log(desk: Desk, owner: Principal, talk: Conversation):
     clock = FrozenClock()
     with desk.open(clock=clock) as archive:
