@@ -81,7 +81,7 @@ _DATABASE, _OBJECTS = "evidence.db", "evidence.db.objects"
 _OBJECT = re.compile(_OBJECTS.replace(".", r"\.") + r"/([0-9a-f]{2}/[0-9a-f]{30}\.[0-9]{5})", re.ASCII)
 _SIDE_FILES = ("-wal", "-journal", "-shm")
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not keep us
 _NOT_ONE = "This folder is no backup, or not a whole one: a backup has a manifest and says nothing else of itself."
 _CHANGED = "A file of this backup is not what was backed up: it was changed, added or taken away."
 

@@ -597,7 +597,7 @@ def test_a_target_with_objects_of_another_store_is_refused(filled: Desk, tmp_pat
         back(filled, folder, target)
 
 
-@pytest.mark.parametrize("what", ["changed", "cut", "gone", "added", "manifest"])
+@pytest.mark.parametrize("what", ["changed", "cut", "gone", "a pipe", "added", "manifest"])
 def test_a_backup_in_which_a_file_was_changed_is_not_put_back(filled: Desk, tmp_path: Path, what: str) -> None:
     folder, target = made(filled, tmp_path / "backup").folder, tmp_path / "target"
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST):
@@ -610,6 +610,9 @@ def test_a_backup_in_which_a_file_was_changed_is_not_put_back(filled: Desk, tmp_
             victim.write_bytes(whole[:-1])
         elif what == "gone":
             victim.unlink()
+        elif what == "a pipe":
+            victim.unlink()
+            os.mkfifo(victim)  # opening it would wait for a writer
         elif what == "added":
             victim.with_name("more").write_bytes(b"x")
         else:
