@@ -1572,16 +1572,9 @@ _COPIES = (
     Mutation(
         "copies: a hold that a copy of the store released is believed",
         "disposal.py",
-        "        if holds and not self._logged.has(writer, holds):\n",
+        "        if not self._logged.has_holds(holds):\n",
         "        if False:\n",
         "tests/test_disposal.py::test_a_hold_is_not_exchanged_for_what_a_copy_of_the_store_made_of_it",
-    ),
-    Mutation(
-        "copies: what is in keeping is counted to the same number in a copy of the store",
-        "store/sql.py",
-        "head.custody_version = 1 + int.from_bytes(os.urandom(_VERSION_BYTES))",
-        "head.custody_version += 1",
-        "tests/test_disposal.py::test_a_hold_of_a_copy_of_the_store_does_not_stand_for_one_that_was_removed[custody]",
     ),
     Mutation(
         "copies: the collector believes a result that was put back",
@@ -1611,6 +1604,41 @@ _COPIES = (
         "            rekeying.rotate(new_version=False)\n",
         "            pass\n",
         "tests/test_backup.py::test_a_shred_after_putting_back_is_not_complete_while_a_copy_of_what_was_lost_opens",
+    ),
+    Mutation(
+        "copies: what was shredded and put back is wrapped under the new version",
+        "rekeying.py",
+        "if name is None or self._logged.generation(name) != one.generation:",
+        "if False:",
+        "tests/test_rekeying.py::test_what_was_shredded_and_put_back_is_not_wrapped_under_a_new_version[sqlite-a session]",
+    ),
+    Mutation(
+        "copies: what was shredded and put back is sealed anew with what stays",
+        "disposal.py",
+        "if self._logged.generation(session.session_id) != old_scope.generation:",
+        "if False:",
+        "tests/test_rekeying.py::test_what_was_shredded_and_put_back_is_not_sealed_anew_with_what_stays[sqlite]",
+    ),
+    Mutation(
+        "copies: an older row says how long to keep",
+        "disposal.py",
+        "        return [self._logged.kept(session.session_id, row) for row in found]\n",
+        "        return list(found)\n",
+        "tests/test_disposal.py::test_an_older_row_that_was_put_back_shortens_no_retention[sqlite]",
+    ),
+    Mutation(
+        "proof: sizes that no log has are continued where the roots agree",
+        "proof/merkle.py",
+        "if not 0 <= old_size <= size <= SIZE_MAX or not _are_hashes((old_root, root, *path)):",
+        "if not 0 <= old_size <= size <= SIZE_MAX and not _are_hashes((old_root, root, *path)):",
+        "tests/test_proof.py::test_sizes_that_no_two_logs_have_are_refused_even_where_the_roots_agree",
+    ),
+    Mutation(
+        "proof: an empty log has any root",
+        "proof/merkle.py",
+        " or (size == 0 and root != EMPTY_ROOT):",
+        ":",
+        "tests/test_proof.py::test_an_empty_log_has_one_root_and_every_log_begins_with_it",
     ),
 )
 
