@@ -1610,7 +1610,8 @@ _COPIES = (
         "rekeying.py",
         "if name is None or self._logged.generation(name) != one.generation:",
         "if False:",
-        "tests/test_rekeying.py::test_what_was_shredded_and_put_back_is_not_wrapped_under_a_new_version[sqlite-a session]",
+        "tests/test_rekeying.py::"
+        "test_what_was_shredded_and_put_back_is_not_wrapped_under_a_new_version[sqlite-a session]",
     ),
     Mutation(
         "copies: what was shredded and put back is sealed anew with what stays",
