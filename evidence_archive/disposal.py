@@ -11,6 +11,7 @@ key-encryption key that ever wrapped them is destroyed at the provider, and ``co
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from threading import RLock
 
 from evidence_archive.batch import REASON_CHARS_MAX
 from evidence_archive.envelopes import Envelopes
@@ -67,6 +68,7 @@ OBJECT_ROWS_MAX = 2**31 - 1
 """All of them."""
 
 _TRIES_MAX = 5
+_NOT_ITS_HEAD = "The entries of the audit log do not hash to what its head holds: it was changed."
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +161,12 @@ class LoggedActs:
 
     A row's seal shows that it was written for the org, perhaps long ago, or in a copy of the store that went another
     way, such as one that was put back or tried out. Only the log, up to its head, tells which are rows of this store.
+
+    For one thread at a time: who reads and asks holds ``turn`` from before its transaction until after it.
     """
 
     def __init__(self) -> None:
+        self.turn = RLock()
         self._frontier = Frontier()
         self._is_released: dict[str, bool] = {}
         self._shredded: dict[str, set[str | None]] = {}
@@ -173,12 +178,19 @@ class LoggedActs:
         Raises:
             AuditBrokenError: the log is not what its head says.
         """
-        if not self._continued(reader):  # changed, or a backup was put back meanwhile
-            self._frontier, self._is_released, self._shredded, self._kept_until_us = Frontier(), {}, {}, {}
-            if not self._continued(reader):
-                raise AuditBrokenError(
-                    "The entries of the audit log do not hash to what its head holds: it was changed."
-                )
+        try:
+            if not self._continued(reader):  # changed, or a backup was put back meanwhile
+                self._forget()
+                if not self._continued(reader):
+                    raise AuditBrokenError(_NOT_ITS_HEAD)
+        except BaseException as error:  # an entry that was counted and not taken in must not stay counted
+            self._forget()
+            if isinstance(error, (KeyError, TypeError)):
+                raise AuditBrokenError(_NOT_ITS_HEAD) from error
+            raise
+
+    def _forget(self) -> None:
+        self._frontier, self._is_released, self._shredded, self._kept_until_us = Frontier(), {}, {}, {}
 
     def _continued(self, reader: Reader) -> bool:
         """Whether what was read before and what came since leads to the head."""
@@ -195,7 +207,8 @@ class LoggedActs:
         elif entry.event == audit.SHRED_REQUESTED and entry.session_id is not None:
             self._shredded.setdefault(entry.session_id, set()).add(entry.details.get("result"))
         elif entry.event == audit.RETENTION_EXTENDED and entry.session_id is not None:
-            self._kept_until_us[entry.session_id, entry.details["result"]] = entry.details["until_us"]
+            place = entry.session_id, entry.details["result"]
+            self._kept_until_us[place] = max(entry.details["until_us"], self._kept_until_us.get(place, -1))
 
     def has_holds(self, holds: Iterable[HoldRow]) -> bool:
         """Whether these are all holds of the log, and it released each of them that was released."""
@@ -208,6 +221,14 @@ class LoggedActs:
         """An original of a session, to be kept for as long as the log says: its row may be an older one."""
         until_us = self._kept_until_us.get((session_id, format_result_id(row.number)), -1)
         return row if until_us <= (row.retention_until_us or -1) else replace(row, retention_until_us=until_us)
+
+    def keeps(self, now_us: int, session_id: str | None) -> bool:
+        """Whether the log keeps an original of a session, or of any, beyond now, whatever its row has become."""
+        return any(
+            until_us > now_us and self._shredded.get(session, set()).isdisjoint({None, result_id})
+            for (session, result_id), until_us in self._kept_until_us.items()
+            if session_id in (None, session)
+        )
 
     def generation(self, session_id: str) -> int | None:
         """Of the session's key: one more for every original of it that was shredded; ``None`` where all of it was."""
@@ -405,6 +426,13 @@ class Disposal:
                     f"Nothing was destroyed: the retention of {format_result_id(row.number)} is not over."
                 )
 
+    def _check_kept(self, session_id: str | None) -> None:
+        """Return only if the log keeps nothing of a session, or of any, whatever became of the rows."""
+        if self._logged.keeps(self._vault.around.clock.now_us(), session_id):
+            raise RetentionError(
+                "Nothing was destroyed: the log keeps an original of it for longer. Verify the store."
+            )
+
     # --- shredding ------------------------------------------------------------------------------------------------
 
     def shred_original(self, session_id: str, result_id: str) -> Shred:
@@ -509,6 +537,7 @@ class Disposal:
             rows = writer.results(session.scope_id, -1)
             roots = self._roots(writer, session, rows)
             self._allowed(writer, roots, lambda hold: hold.scope_id == scope.scope_id)
+            self._check_kept(session.session_id)
             self._end(writer, session, scope, rows)
             self._destroy(writer, roots)
             row = self._shred_row(shred_id, scope.scope_id, None, scope)
@@ -559,6 +588,7 @@ class Disposal:
                     self._destroy(writer, roots)
                     originals += len(roots)
             self._allowed(writer, [], lambda hold: True)
+            self._check_kept(None)
             self._append(writer, audit.SHRED_REQUESTED, None, None, {"originals": originals})
             vault.sign_head(writer)
             # No process that holds keys in memory can open a session any more, and none can start one.
@@ -621,9 +651,10 @@ class Disposal:
 
     @contextmanager
     def _refusals(self, session_id: str | None, number: int | None) -> Iterator[None]:
-        """What a hold or a retention refuses in this block is in the log."""
+        """What a hold or a retention refuses in this block is in the log; one block at a time."""
         try:
-            yield
+            with self._logged.turn:
+                yield
         except (HeldError, RetentionError) as error:
             why = {"why": "held" if isinstance(error, HeldError) else "retention"}
             self._vault.transact(lambda writer: self._append(writer, audit.SHRED_REFUSED, session_id, number, why))

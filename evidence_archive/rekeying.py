@@ -104,7 +104,8 @@ class Rekeying:
         self._append(audit.KEY_ROTATED, {"version": version})
         rewrapped = 0
         for _ in range(ROUNDS_MAX):
-            rewrapped += self._sweep_org(version) + self._sweep_scopes(version)
+            with self._logged.turn:
+                rewrapped += self._sweep_org(version) + self._sweep_scopes(version)
             census = self.census()
             if all(one >= version for one in census.counts) and self._raise_floor(version):
                 return Rotation(org, version, rewrapped, self.census())

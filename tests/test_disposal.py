@@ -3,6 +3,7 @@
 import ast
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from evidence_archive import Archive, Principal, disposal
 from evidence_archive.custody import Custody
 from evidence_archive.disposal import Disposal
 from evidence_archive.errors import (
+    AuditBrokenError,
     BatchRejectedError,
     FormatError,
     HeldError,
@@ -679,6 +681,122 @@ def test_an_older_row_that_was_put_back_shortens_no_retention(desk: Desk, owner:
         assert desk.execute("SELECT count(*) FROM originals") == [(2,)]
         clock.advance(2 * DAY_US / 1_000_000)
         assert custody.shred(session_id="case-1", result_id="r1").originals == 1
+
+
+def test_a_retention_that_is_set_over_an_older_row_does_not_shorten_the_one_before(
+    desk: Desk, owner: Principal, talk: Conversation
+):
+    clock = FrozenClock()
+    with desk.open(clock=clock) as archive:
+        archived(archive, owner, "case-1", talk, count=2)
+        custody = archive.custody(CUSTODIAN)
+        older = desk.rows("results")
+        custody.retain("case-1", "r1", clock.now_us() + 10 * DAY_US)
+        put_back(desk, older)
+        custody.retain("case-1", "r1", clock.now_us() + DAY_US)
+        assert "result_differs" in {one.code for one in custody.verify().findings}
+        clock.advance(2 * DAY_US / 1_000_000)
+        for what in ({"session_id": "case-1", "result_id": "r1"}, {"session_id": "case-1"}, {}):
+            with pytest.raises(RetentionError):
+                custody.shred(**what)
+
+
+def test_a_row_from_before_it_was_archived_takes_no_original_out_of_its_retention(
+    desk: Desk, owner: Principal, talk: Conversation
+):
+    clock = FrozenClock()
+    with desk.open(clock=clock) as archive:
+        session = archived(archive, owner, "case-1", talk, count=1)
+        older = desk.rows("results")
+        session.archive([("r2", "note")])
+        custody = archive.custody(CUSTODIAN)
+        custody.retain("case-1", "r2", clock.now_us() + DAY_US)
+        newest = desk.rows("results")
+        put_back(desk, older)
+        for what in ({"session_id": "case-1"}, {}):
+            with pytest.raises(RetentionError, match="the log keeps"):
+                custody.shred(**what)
+        put_back(desk, newest)
+        assert archive.restore("case-1", "r2", principal=owner).content.startswith(CANARY)
+        clock.advance(2 * DAY_US / 1_000_000)
+        assert custody.shred(session_id="case-1").originals == 2
+
+
+def put_back(desk: Desk, rows: list[Any]) -> None:
+    """All results of the store, as they once were."""
+    desk.execute("DELETE FROM results")
+    for row in rows:
+        desk.execute(f"INSERT INTO results VALUES ({', '.join('?' * len(row))})", *row)
+
+
+def overlapping(desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch, wait_seconds: float) -> bool:
+    """Whether two shreds of one office, in two threads, read the log at the same time."""
+    met, both, read_on = [], threading.Barrier(2), disposal.LoggedActs._continued
+
+    def meeting(self: disposal.LoggedActs, reader: Any) -> bool:
+        try:
+            both.wait(wait_seconds)
+            met.append(self)
+        except threading.BrokenBarrierError:
+            pass
+        return read_on(self, reader)
+
+    with desk.open() as archive:
+        for name in ("case-1", "case-2"):
+            archived(archive, owner, name, Conversation(), count=1)
+        custody = archive.custody(CUSTODIAN)
+        monkeypatch.setattr(disposal.LoggedActs, "_continued", meeting)
+        threads = [
+            threading.Thread(target=suppressed, args=(custody, name), daemon=True) for name in ("case-1", "case-2")
+        ]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        if not met:
+            assert [one.status for one in custody.shreds()] == ["pending"] * 2
+    return bool(met)
+
+
+def suppressed(custody: Custody, name: str) -> None:
+    with suppress(Exception):  # whatever the control ends with
+        custody.shred(session_id=name, result_id="r1")
+
+
+def test_two_threads_of_one_office_never_read_the_log_at_once(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    assert not overlapping(sqlite_desk, owner, monkeypatch, wait_seconds=0.2)
+
+
+def test_must_fail_control_without_turns_two_threads_read_the_log_at_once(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(disposal, "RLock", nullcontext)
+    assert overlapping(sqlite_desk, owner, monkeypatch, wait_seconds=20)
+
+
+def test_an_entry_that_could_not_be_taken_in_is_not_counted_as_read(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation, monkeypatch: pytest.MonkeyPatch
+):
+    clock = FrozenClock()
+    with sqlite_desk.open(clock=clock) as archive:
+        archived(archive, owner, "case-1", talk)
+        custody = archive.custody(CUSTODIAN)
+        custody.retain("case-1", "r1", clock.now_us() + DAY_US)
+
+        def failing(self: disposal.LoggedActs, entry: object) -> None:
+            raise KeyError("details")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(disposal.LoggedActs, "_take", failing)
+            with pytest.raises(AuditBrokenError):
+                custody.shred(session_id="case-1")
+        acts = custody._disposal._logged
+        assert not acts.keeps(clock.now_us(), "case-1")
+        with pytest.raises(RetentionError):
+            custody.shred(session_id="case-1")
+        assert acts.keeps(clock.now_us(), "case-1")
 
 
 def test_must_fail_control_a_choke_point_that_only_counts_believes_the_hold_of_a_copy(

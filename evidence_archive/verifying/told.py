@@ -206,7 +206,8 @@ class Log:
             case audit.RESTORE_GRANTED:
                 told.restores += 1
             case audit.RETENTION_EXTENDED:
-                told.kept_until_us[parse_result_id(details["result"])] = int(details["until_us"])
+                number, until_us = parse_result_id(details["result"]), int(details["until_us"])
+                told.kept_until_us[number] = max(until_us, told.kept_until_us.get(number, 0))
             case audit.LABEL_SET:
                 for number in map(parse_result_id, details["results"]):
                     label = told.labels.setdefault(number, ToldLabel())
