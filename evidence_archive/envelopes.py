@@ -6,11 +6,13 @@ deletes anything, because a request that was given up may still arrive: objects 
 removed by the collector alone, after a transaction that no batch can commit behind.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from evidence_archive.errors import (
+    AuditBrokenError,
+    IntegrityError,
     SealBrokenError,
     StoreBusyError,
     StoreError,
@@ -18,9 +20,11 @@ from evidence_archive.errors import (
     UnsupportedVersionError,
 )
 from evidence_archive.model import PIECE_BYTES, Exact
-from evidence_archive.ports import OBJECT_BYTES_MAX, ObjectRow, ResultRow, Writer
+from evidence_archive.ports import OBJECT_BYTES_MAX, ObjectRow, Reader, ResultRow, Writer
+from evidence_archive.proof import leaf as audit
+from evidence_archive.proof.merkle import Frontier, leaf_hash
 from evidence_archive.sealing.envelope import Opened, Slot, envelope_bytes, open_original, open_pieces, seal_pieces
-from evidence_archive.vault import SHREDDED, Vault
+from evidence_archive.vault import SHREDDED, Vault, leaves_of
 
 __all__ = ["INTENT_SECONDS", "Collected", "Envelopes", "Outside"]
 
@@ -323,11 +327,11 @@ class Envelopes:
         now_us = self._vault.around.clock.now_us()
         until_us = now_us + INTENT_SECONDS * 1_000_000
 
+        unlogged, failure = self._unlogged(now_us)
+
         def abandon(writer: Writer) -> list[ObjectRow]:
-            lapsed = [row for row in writer.lapsed_objects(now_us, COLLECT_ROWS_MAX) if self._is_free(writer, row)]
-            nameless = [row for row in lapsed if writer.named(row.original_id) is None]
-            if nameless and not self._is_counted(writer):
-                lapsed = [row for row in lapsed if row not in nameless]
+            rows = [row for row in writer.lapsed_objects(now_us, COLLECT_ROWS_MAX) if row in unlogged]
+            lapsed = [row for row in rows if self._is_free(writer, row)]
             fenced = [replace(row, state=_ABANDONED) if row.state == _INTENDED else row for row in lapsed]
             writer.update_objects([new for row, new in zip(lapsed, fenced, strict=True) if new is not row])
             return fenced
@@ -335,7 +339,6 @@ class Envelopes:
         lapsed = self._vault.transact(abandon)
         gone: list[ObjectRow] = []
         failed: list[ObjectRow] = []
-        failure: StoreError | None = None
         for row in lapsed:
             try:
                 for key in self.object_keys(row):
@@ -368,35 +371,98 @@ class Envelopes:
         tidied = objects.tidy() if tidying and objects is not None else 0
         return Collected(abandoned, forgotten, tidied)
 
-    def _is_free(self, writer: Writer, row: ObjectRow) -> bool:
+    def _is_free(self, reader: Reader, row: ObjectRow) -> bool:
         """Whether no result needs these objects; one that was changed outside this library counts as needing."""
         try:
-            named = writer.named(row.original_id)
+            named = reader.named(row.original_id)
         except SealBrokenError:
-            self._vault.log.warning("evidence_archive.not_collected", error=SealBrokenError.__name__)
+            self._not_collected(SealBrokenError())
             return False
         return named is None or named.state == SHREDDED
 
-    def _is_counted(self, writer: Writer) -> bool:
-        """Whether as many results are archived as the org has in keeping.
+    def _unlogged(self, now_us: int) -> tuple[list[ObjectRow], StoreError | None]:
+        """Rows whose time is over and whose objects are no envelope that the log has as archived and not as shredded.
 
-        Where one is not, its row may be an older one that was put back, and what it named would seem left behind.
+        Rows alone do not tell: an older one, one of a copy of the store, or one that was made up may stand there.
         """
-        try:
-            kept = writer.custody()
-            is_counted = kept is None or (kept.originals, kept.original_bytes) == writer.in_keeping()
-        except SealBrokenError:
-            is_counted = False
-        if not is_counted:
-            self._vault.log.warning("evidence_archive.not_collected", error=SealBrokenError.__name__)
-        return is_counted
+        vault = self._vault
+        digests: dict[str, ObjectRow] = {}
+        with vault.store.reading(vault.store_wait_ms) as reader:
+            lapsed = [row for row in reader.lapsed_objects(now_us, COLLECT_ROWS_MAX) if self._is_free(reader, row)]
+            named = {row.original_id: reader.named(row.original_id) for row in lapsed}
+        found, failures = [], list[StoreError]()
+        for row in lapsed:
+            result = named[row.original_id]
+            try:
+                digest = self._digest(row) if result is None else result.envelope_sha256
+            except StoreError as error:
+                failures.append(error)
+                if len(failures) == COLLECT_FAILURES_MAX:
+                    break
+                continue
+            found.append(row)
+            if digest is not None:
+                digests[digest.hex()] = row
+        if digests:
+            try:
+                kept = self._logged(digests)
+            except IntegrityError as error:
+                self._not_collected(error)
+                kept = set(digests)
+            found = [row for row in found if row not in [digests[one] for one in kept]]
+        return found, failures[0] if failures else None
+
+    def _digest(self, row: ObjectRow) -> bytes | None:
+        """SHA-256 of an envelope as it lies in objects; ``None`` where one of them is not there."""
+        digest, objects = sha256(), self._vault.objects
+        for key in self.object_keys(row):
+            data = objects.get(key)
+            if data is None:
+                return None
+            digest.update(data)
+        return digest.digest()
+
+    def _logged(self, digests: Collection[str]) -> set[str]:
+        """Those of some envelopes, by their digests in hex, that the log has as archived and not as shredded.
+
+        Raises:
+            AuditBrokenError: the log is not what its head says.
+        """
+        frontier = Frontier()
+        archived: dict[str | None, tuple[str | None, str]] = {}
+        shredded: set[tuple[str | None, str | None]] = set()
+        wanted = [one.encode("ascii") for one in digests]
+        with self._vault.store.reading(self._vault.store_wait_ms) as reader:
+            head = reader.head()
+            for _, data in leaves_of(reader, head.size):
+                frontier.append(leaf_hash(data))
+                if b"shred." not in data and not any(one in data for one in wanted):
+                    continue
+                entry = audit.decode_leaf(data)
+                if entry.event == audit.SHRED_REQUESTED:
+                    shredded.add((entry.session_id, entry.details.get("result")))
+                elif entry.event == audit.BATCH_ACCEPTED:
+                    for result_id, one in zip(entry.details["results"], entry.details["envelopes"], strict=True):
+                        archived[one] = entry.session_id, result_id
+        if frontier.to_bytes() != head.frontier:
+            raise AuditBrokenError("The entries of the audit log do not hash to what its head holds: it was changed.")
+        return {
+            one
+            for one, (session_id, result_id) in archived.items()
+            if one is not None
+            and one in digests
+            and shredded.isdisjoint({(session_id, None), (session_id, result_id)})
+        }
+
+    def _not_collected(self, error: Exception) -> None:
+        self._vault.log.warning("evidence_archive.not_collected", error=type(error).__name__)
 
     def tidy(self) -> None:
         """Run the collector after a commit; what goes wrong is logged, and changes nothing about the commit."""
         try:
             self.collect()
         except Exception as error:
-            self._vault.log.warning("evidence_archive.not_collected", error=type(error).__name__)
+            self._not_collected(error)
 
 
 def _part_key(row: ObjectRow, part: int) -> str:

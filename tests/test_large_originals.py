@@ -504,7 +504,7 @@ def test_a_run_without_the_object_store_uses_up_neither_deletion(bench: Bench) -
         lapse(bench)
         with bench.opened(objects=None) as other, pytest.raises(StoreUnavailableError):
             other.collect(principal=OWNER)
-    assert {state for state, _ in bench.rows()} == {"abandoned"}
+    assert {state for state, _ in bench.rows()} == {"intended"}
     lapse(bench)
     assert bench.archive.collect(principal=OWNER).abandoned == 2
     bench.objects.held.update(late)
@@ -600,6 +600,64 @@ def test_an_older_intent_and_result_put_back_together_make_the_collector_delete_
     assert bench.objects.held == held != {}
 
 
+def test_a_made_up_result_in_the_place_of_one_that_was_put_back_makes_the_collector_delete_nothing(
+    bench: Bench,
+) -> None:
+    """As many results, and bytes, seem to be archived as are in keeping."""
+    older: list[Any] = []
+    results = bench.desk.execute("SELECT * FROM results ORDER BY number")
+    bench.objects.on_put = lambda key: older.extend(bench.desk.execute("SELECT * FROM objects WHERE state <> 'used'"))
+    bench.session.archive([("r1", "the log")])
+    held = dict(bench.objects.held)
+    [size] = bench.desk.execute("SELECT size_bytes FROM results WHERE number = 1")[0]
+    for table, rows in (("results", results), ("objects", older[:1])):
+        bench.desk.execute(f"DELETE FROM {table} WHERE org = 'north-clinic'")
+        for row in rows:
+            bench.desk.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", *row)
+    made_up = b"made up".ljust(16)
+    bench.desk.execute(
+        "UPDATE results SET state = 'archived', size_bytes = ?, original_id = ? WHERE number = 2", size, made_up
+    )
+    for _ in range(3):
+        lapse(bench)
+        with bench.opened() as archive:
+            assert archive.collect(principal=OWNER).abandoned == 0
+    assert bench.objects.held == held != {}
+
+
+def test_a_tombstone_of_a_copy_of_the_store_makes_the_collector_delete_nothing(bench: Bench) -> None:
+    bench.session.archive([("r1", "the log")])
+    held = dict(bench.objects.held)
+    before = {table: bench.desk.execute(f"SELECT * FROM {table}") for table in TABLES_OF_A_SHRED}
+    bench.objects.delete = lambda key: None  # type: ignore[method-assign]
+    officer = Principal(org="north-clinic", subject="records-office", roles={"custodian"})
+    bench.archive.custody(officer).shred(session_id="case", result_id="r1")
+    del bench.objects.delete
+    tombs = {table: bench.desk.execute(f"SELECT * FROM {table}") for table in ("results", "objects")}
+    # The store that the shred was done in is the copy; this one goes on as it was, with two tables of the copy.
+    for table, rows in {**before, **tombs}.items():
+        bench.desk.execute(f"DELETE FROM {table}")
+        for row in rows:
+            bench.desk.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", *row)
+    for _ in range(3):
+        lapse(bench)
+        with bench.opened() as archive:
+            assert archive.collect(principal=OWNER).abandoned == 0
+    assert bench.objects.held == held != {}
+
+
+TABLES_OF_A_SHRED = (
+    "sessions",
+    "scope_keys",
+    "results",
+    "objects",
+    "shreds",
+    "custody",
+    "audit_heads",
+    "audit_leaves",
+)
+
+
 @pytest.mark.parametrize("error", [StoreUnavailableError("Away: try again."), RuntimeError("of a driver")])
 def test_whatever_the_collector_meets_after_a_commit_the_batch_is_acknowledged(
     bench: Bench, error: Exception
@@ -620,6 +678,7 @@ def test_a_batch_whose_objects_are_collected_after_they_were_read_back_is_refuse
     def collecting(key: str) -> bytes | None:
         data = get(key)
         if key == bench.objects.puts[-1] and len(bench.objects.puts) == 2:
+            bench.objects.get = get  # type: ignore[method-assign]
             lapse(bench)
             other.collect(principal=OWNER)
         return data

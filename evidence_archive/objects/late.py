@@ -60,8 +60,8 @@ class LateObjects:
         self._opened(putting=True).put(key, data)
 
     def get(self, key: str) -> bytes | None:
-        """See :class:`evidence_archive.ports.ObjectStore`."""
-        return self._opened().get(key)
+        """See :class:`evidence_archive.ports.ObjectStore`; where nothing was ever put, there is none."""
+        return None if self._is_vacant() else self._opened().get(key)
 
     def delete(self, key: str) -> None:
         """See :class:`evidence_archive.ports.ObjectStore`; nothing is made only to delete from it."""

@@ -1579,7 +1579,7 @@ _COPIES = (
     Mutation(
         "copies: the collector believes a result that was put back",
         "envelopes.py",
-        "            if nameless and not self._is_counted(writer):\n",
+        "            if digest is not None:\n",
         "            if False:\n",
         "tests/test_large_originals.py::"
         "test_an_older_intent_and_result_put_back_together_make_the_collector_delete_nothing[sqlite]",
