@@ -1621,13 +1621,6 @@ _COPIES = (
         "tests/test_rekeying.py::test_what_was_shredded_and_put_back_is_not_sealed_anew_with_what_stays[sqlite]",
     ),
     Mutation(
-        "copies: an older row says how long to keep",
-        "disposal.py",
-        "        return [self._logged.kept(session.session_id, row) for row in found]\n",
-        "        return list(found)\n",
-        "tests/test_disposal.py::test_an_older_row_that_was_put_back_shortens_no_retention[sqlite]",
-    ),
-    Mutation(
         "proof: sizes that no log has are continued where the roots agree",
         "proof/merkle.py",
         "if not 0 <= old_size <= size <= SIZE_MAX or not _are_hashes((old_root, root, *path)):",
