@@ -737,6 +737,7 @@ def overlapping(desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch, w
         try:
             both.wait(wait_seconds)
             met.append(self)
+            both.abort()  # nobody waits for a second meeting
         except threading.BrokenBarrierError:
             pass
         return read_on(self, reader)

@@ -580,32 +580,10 @@ def test_an_older_intent_put_back_with_its_seal_makes_the_collector_delete_nothi
     assert bench.session.restore("r1").content == LARGE
 
 
-def test_an_older_intent_and_result_put_back_together_make_the_collector_delete_nothing(
-    bench: Bench,
-) -> None:
-    """The result then names nothing; that it was archived, the count of what is in keeping still knows."""
+def archived_and_put_back(bench: Bench) -> tuple[dict[Any, Any], int]:
+    """What lies in the bucket and the size of r1, whose older result and intent are put back in the database."""
     older: list[Any] = []
     results = bench.desk.execute("SELECT * FROM results")
-    bench.objects.on_put = lambda key: older.extend(bench.desk.execute("SELECT * FROM objects WHERE state <> 'used'"))
-    bench.session.archive([("r1", "the log")])
-    held = dict(bench.objects.held)
-    for table, rows in (("results", results), ("objects", older[:1])):
-        bench.desk.execute(f"DELETE FROM {table} WHERE org = 'north-clinic'")
-        for row in rows:
-            bench.desk.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", *row)
-    for _ in range(3):
-        lapse(bench)
-        with bench.opened() as archive:
-            assert archive.collect(principal=OWNER).abandoned == 0
-    assert bench.objects.held == held != {}
-
-
-def test_a_made_up_result_in_the_place_of_one_that_was_put_back_makes_the_collector_delete_nothing(
-    bench: Bench,
-) -> None:
-    """As many results, and bytes, seem to be archived as are in keeping."""
-    older: list[Any] = []
-    results = bench.desk.execute("SELECT * FROM results ORDER BY number")
     bench.objects.on_put = lambda key: older.extend(bench.desk.execute("SELECT * FROM objects WHERE state <> 'used'"))
     bench.session.archive([("r1", "the log")])
     held = dict(bench.objects.held)
@@ -614,15 +592,35 @@ def test_a_made_up_result_in_the_place_of_one_that_was_put_back_makes_the_collec
         bench.desk.execute(f"DELETE FROM {table} WHERE org = 'north-clinic'")
         for row in rows:
             bench.desk.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", *row)
-    made_up = b"made up".ljust(16)
-    bench.desk.execute(
-        "UPDATE results SET state = 'archived', size_bytes = ?, original_id = ? WHERE number = 2", size, made_up
-    )
+    return held, size
+
+
+def nothing_is_collected(bench: Bench, held: dict[Any, Any]) -> None:
     for _ in range(3):
         lapse(bench)
         with bench.opened() as archive:
             assert archive.collect(principal=OWNER).abandoned == 0
     assert bench.objects.held == held != {}
+
+
+def test_an_older_intent_and_result_put_back_together_make_the_collector_delete_nothing(
+    bench: Bench,
+) -> None:
+    """The result then names nothing; that it was archived, the count of what is in keeping still knows."""
+    held, _ = archived_and_put_back(bench)
+    nothing_is_collected(bench, held)
+
+
+def test_a_made_up_result_in_the_place_of_one_that_was_put_back_makes_the_collector_delete_nothing(
+    bench: Bench,
+) -> None:
+    """As many results, and bytes, seem to be archived as are in keeping."""
+    held, size = archived_and_put_back(bench)
+    made_up = b"made up".ljust(16)
+    bench.desk.execute(
+        "UPDATE results SET state = 'archived', size_bytes = ?, original_id = ? WHERE number = 2", size, made_up
+    )
+    nothing_is_collected(bench, held)
 
 
 def test_a_tombstone_of_a_copy_of_the_store_makes_the_collector_delete_nothing(bench: Bench) -> None:

@@ -42,7 +42,7 @@ from evidence_archive.vault import Vault
 pytestmark = [
     # Objects that a crash dropped are closed by the garbage collector, which says so.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
-    # Counting lines would take half as long again; other tests, which say what each line is for, are counted.
+    # Counting lines takes time and tells nothing here; other tests, which say what each line is for, are counted.
     pytest.mark.no_cover,
 ]
 

@@ -27,7 +27,7 @@ CHECKPOINT_PAGES = 30
 GOES_ON_EVERY = 20
 """In every so many states the agent goes on: it archives what is left, all of it outside the database."""
 
-pytestmark = pytest.mark.no_cover  # 20,000 times the same lines, which other tests count
+pytestmark = pytest.mark.no_cover  # hundreds of times the same lines, which other tests count
 
 OBJECTS = "evidence.db.objects/"
 
