@@ -176,6 +176,9 @@ class _Fault:
     """Once it struck, it strikes at every point of this family."""
     met: int = 0
 
+    def concerns(self, point: str) -> bool:
+        return fnmatchcase(point, self.points) or (self.family is not None and fnmatchcase(point, self.family))
+
     def strikes(self, point: str) -> bool:
         if self.family is not None and self.met >= self.first and fnmatchcase(point, self.family):
             return True
@@ -199,6 +202,8 @@ class FaultPlan:
         self._sleep = sleep
         self._lock = threading.Lock()
         self._faults: list[_Fault] = []
+        self._faults_at: dict[str, list[_Fault]] = {}
+        """Those whose patterns fit a point: it may be passed thousands of times."""
         self._passings: deque[Passing] = deque(maxlen=PASSINGS_RECORDED_MAX)
         self._counts: Counter[str] = Counter()
         self._life = 0
@@ -284,6 +289,7 @@ class FaultPlan:
         """Nothing goes wrong any more; what was recorded is forgotten. What crashed stays dead."""
         with self._lock:
             self._faults.clear()
+            self._faults_at.clear()
             self._passings.clear()
             self._counts.clear()
 
@@ -313,6 +319,7 @@ class FaultPlan:
             raise FormatError("Passings are counted from 1, and a fault strikes at least once.")
         with self._lock:
             self._faults.append(_Fault(points, nth, None if times is None else nth + times - 1, strike, family))
+            self._faults_at.clear()
 
     def _passed(self, point: str, life: int) -> None:
         with self._lock:
@@ -320,7 +327,9 @@ class FaultPlan:
                 raise Crashed
             self._counts[point] += 1
             self._passings.append(Passing(point, self._counts[point]))
-            struck = [fault for fault in self._faults if fault.strikes(point)]
+            if point not in self._faults_at:
+                self._faults_at[point] = [fault for fault in self._faults if fault.concerns(point)]
+            struck = [fault for fault in self._faults_at[point] if fault.strikes(point)]
         for fault in struck:
             fault.strike(point)
 

@@ -194,7 +194,7 @@ class World:
         self.calls = 0
         for name, talk in self.talks.items():
             self.seat("A", name)
-            talk.tag = self.stored(name)[0].tag
+            talk.tag = self.row(name).tag
         for org in self.log:
             self.adopt(org)
 
@@ -205,6 +205,14 @@ class World:
         if name not in at.seats:
             at.seats[name] = Seat(at.archive.session(talk.id, talk.owner))
         return at.seats[name]
+
+    def row(self, name: str) -> Any:
+        """The session's row."""
+        session = self.seat("A", name).session
+        with session._records.vault.store.peeking(1_000) as reader:
+            row = reader.session(session.id)
+        assert row is not None
+        return row
 
     def stored(self, name: str) -> tuple[Any, dict[int, Any]]:
         """The session's row and its results, by number."""
@@ -244,7 +252,7 @@ class World:
         org = talk.owner.org
         assert self.events(org) == self.log[org], "the log says otherwise"
         counted = Counter(self.log[org])
-        org_rows = [self.stored(other)[0] for other, one in self.talks.items() if one.owner.org == org]
+        org_rows = [self.row(other) for other, one in self.talks.items() if one.owner.org == org]
         assert sum(one.batches for one in org_rows) == counted["batch.accepted"]
         assert sum(one.restores for one in org_rows) == counted["restore.granted"]
 
@@ -634,7 +642,7 @@ class World:
                     self.checked_note(talk, number, new["content"])
             elif same_value(new, old):
                 seat.bare.add(at)
-        if self.stored(name)[0].next_number - 1 > talk.last:  # the fault came after the commit
+        if self.row(name).next_number - 1 > talk.last:  # the fault came after the commit
             seat.bare -= {at for at in seat.bare if at not in talk.numbers}
 
 
