@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from evidence_archive.errors import (
-    AuditBrokenError,
     IntegrityError,
     SealBrokenError,
     StoreBusyError,
@@ -19,12 +18,13 @@ from evidence_archive.errors import (
     StoreUnavailableError,
     UnsupportedVersionError,
 )
+from evidence_archive.logged import entries_to_head
 from evidence_archive.model import PIECE_BYTES, Exact
 from evidence_archive.ports import OBJECT_BYTES_MAX, ObjectRow, Reader, ResultRow, Writer
 from evidence_archive.proof import leaf as audit
-from evidence_archive.proof.merkle import Frontier, leaf_hash
+from evidence_archive.proof.merkle import Frontier
 from evidence_archive.sealing.envelope import Opened, Slot, envelope_bytes, open_original, open_pieces, seal_pieces
-from evidence_archive.vault import SHREDDED, Vault, leaves_of
+from evidence_archive.vault import SHREDDED, Vault
 
 __all__ = ["INTENT_SECONDS", "Collected", "Envelopes", "Outside"]
 
@@ -428,14 +428,11 @@ class Envelopes:
         Raises:
             AuditBrokenError: the log is not what its head says.
         """
-        frontier = Frontier()
         archived: dict[str | None, tuple[str | None, str]] = {}
         shredded: set[tuple[str | None, str | None]] = set()
         wanted = [one.encode("ascii") for one in digests]
         with self._vault.store.reading(self._vault.store_wait_ms) as reader:
-            head = reader.head()
-            for _, data in leaves_of(reader, head.size):
-                frontier.append(leaf_hash(data))
+            for data in entries_to_head(reader, Frontier()):
                 if b"shred." not in data and not any(one in data for one in wanted):
                     continue
                 entry = audit.decode_leaf(data)
@@ -444,8 +441,6 @@ class Envelopes:
                 elif entry.event == audit.BATCH_ACCEPTED:
                     for result_id, one in zip(entry.details["results"], entry.details["envelopes"], strict=True):
                         archived[one] = entry.session_id, result_id
-        if frontier.to_bytes() != head.frontier:
-            raise AuditBrokenError("The entries of the audit log do not hash to what its head holds: it was changed.")
         return {
             one
             for one, (session_id, result_id) in archived.items()

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from evidence_archive.disposal import Disposal, LoggedActs
+from evidence_archive.disposal import Disposal
 from evidence_archive.errors import FormatError, KeyringError, SealBrokenError, StoreBusyError
 from evidence_archive.keys import unwrap_checked, wrap_checked
+from evidence_archive.logged import LoggedActs
 from evidence_archive.model import Principal
 from evidence_archive.ports import KeyLifecycle, KeyProvider, OrgRow, ScopeRow, Writer
 from evidence_archive.proof import leaf as audit

@@ -13,7 +13,7 @@ from conftest import Conversation, Desk
 from doubles import policy_of
 
 import evidence_archive
-from evidence_archive import Archive, Principal, disposal
+from evidence_archive import Archive, Principal, logged
 from evidence_archive.custody import Custody
 from evidence_archive.disposal import Disposal
 from evidence_archive.errors import (
@@ -28,6 +28,7 @@ from evidence_archive.errors import (
     StoreUnavailableError,
 )
 from evidence_archive.keys import FileKeys
+from evidence_archive.logged import LoggedActs
 from evidence_archive.ports import CustodyRow
 from evidence_archive.store import sql
 from evidence_archive.store.sql import SqlWriter
@@ -731,22 +732,22 @@ def put_back(desk: Desk, rows: list[Any]) -> None:
 
 def overlapping(desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch, wait_seconds: float) -> bool:
     """Whether two shreds of one office, in two threads, read the log at the same time."""
-    met, both, read_on = [], threading.Barrier(2), disposal.LoggedActs._continued
+    met, both, read = [], threading.Barrier(2), LoggedActs._read
 
-    def meeting(self: disposal.LoggedActs, reader: Any) -> bool:
+    def meeting(self: LoggedActs, reader: Any) -> None:
         try:
             both.wait(wait_seconds)
             met.append(self)
             both.abort()  # nobody waits for a second meeting
         except threading.BrokenBarrierError:
             pass
-        return read_on(self, reader)
+        read(self, reader)
 
     with desk.open() as archive:
         for name in ("case-1", "case-2"):
             archived(archive, owner, name, Conversation(), count=1)
         custody = archive.custody(CUSTODIAN)
-        monkeypatch.setattr(disposal.LoggedActs, "_continued", meeting)
+        monkeypatch.setattr(LoggedActs, "_read", meeting)
         threads = [
             threading.Thread(target=suppressed, args=(custody, name), daemon=True) for name in ("case-1", "case-2")
         ]
@@ -773,7 +774,7 @@ def test_two_threads_of_one_office_never_read_the_log_at_once(
 def test_must_fail_control_without_turns_two_threads_read_the_log_at_once(
     sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(disposal, "RLock", nullcontext)
+    monkeypatch.setattr(logged, "RLock", nullcontext)
     assert overlapping(sqlite_desk, owner, monkeypatch, wait_seconds=20)
 
 
@@ -786,11 +787,11 @@ def test_an_entry_that_could_not_be_taken_in_is_not_counted_as_read(
         custody = archive.custody(CUSTODIAN)
         custody.retain("case-1", "r1", clock.now_us() + DAY_US)
 
-        def failing(self: disposal.LoggedActs, entry: object) -> None:
+        def failing(self: LoggedActs, entry: object) -> None:
             raise KeyError("details")
 
         with monkeypatch.context() as patched:
-            patched.setattr(disposal.LoggedActs, "_take", failing)
+            patched.setattr(LoggedActs, "_take", failing)
             with pytest.raises(AuditBrokenError):
                 custody.shred(session_id="case-1")
         acts = custody._disposal._logged
@@ -803,7 +804,7 @@ def test_an_entry_that_could_not_be_taken_in_is_not_counted_as_read(
 def test_must_fail_control_a_choke_point_that_only_counts_believes_the_hold_of_a_copy(
     sqlite_desk: Desk, owner: Principal, talk: Conversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(disposal.LoggedActs, "has_holds", lambda *_: True)
+    monkeypatch.setattr(LoggedActs, "has_holds", lambda *_: True)
     with sqlite_desk.open() as archive:
         archived(archive, owner, "case-1", talk)
         hold = archive.custody(CUSTODIAN).hold("claim", session_id="case-1", result_id="r1")
@@ -840,7 +841,7 @@ def test_must_fail_control_a_choke_point_that_does_not_count_holds_destroys_what
     desk: Desk, owner: Principal, talk: Conversation, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(SqlWriter, "custody", lambda self: CustodyRow(0, 3, 0, len(self.holds()), 2))
-    monkeypatch.setattr(disposal.LoggedActs, "has_holds", lambda *_: True)
+    monkeypatch.setattr(LoggedActs, "has_holds", lambda *_: True)
     with desk.open() as archive:
         archived(archive, owner, "case-1", talk)
         custody = archive.custody(CUSTODIAN)

@@ -1453,9 +1453,9 @@ _PROOF = (
     ),
     Mutation(
         "proof: a head is signed that its entries do not lead to",
-        "proving.py",
-        "    if frontier.to_bytes() != head.frontier:\n",
-        "    if not frontier.to_bytes():\n",
+        "logged.py",
+        "    if tree.to_bytes() != head.frontier:\n",
+        "    if not tree.to_bytes():\n",
         "tests/test_killers.py::test_a_head_that_its_entries_do_not_lead_to_is_not_signed",
     ),
     Mutation(
