@@ -1,0 +1,1 @@
+"""What the model sees of a task of any length: a window with a fixed budget, a card, lines for what has left it."""

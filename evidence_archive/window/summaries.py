@@ -1,0 +1,256 @@
+"""Summaries of turns that have left the window: four parts, refusals, and what no number of compressions wears away.
+
+A summary is worth what can be checked of it. It has the four parts **conclusion, basis, unresolved, references**; one
+that lacks a part, was cut off, or is not smaller than what it stands for is refused, asked for once more, and then
+replaced by a deterministic one. Key entries of earlier summaries (unresolved points, confirmed decisions) are carried
+over by the host and not by whoever writes the summary.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from evidence_archive.errors import FormatError
+
+__all__ = [
+    "PARTS",
+    "Loss",
+    "Span",
+    "Summarizer",
+    "Summary",
+    "check_loss",
+    "parse_summary",
+    "plain_summary",
+    "summarised",
+]
+
+PARTS = ("conclusion", "basis", "unresolved", "references")
+"""The parts of a summary, in the order they are written."""
+
+NOTHING = "none"
+"""Stands for a part in which there is nothing to say."""
+
+POINTS_MAX = 40
+POINT_CHARS_MAX = 300
+"""Most points of a part; longest point, in characters."""
+
+TRIES = 2
+"""How often a summariser is asked before the deterministic summary takes its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Turns that leave the window.
+
+    Args:
+        text: all that was said in them, as the summariser reads it.
+        first, last: number of the first and last message.
+        tools: calls by tool, in the order of first use, with their number.
+        said: what the model said, in order.
+        asked: what the user said, in order.
+        references: ids of the results in it.
+        tokens: of the turns.
+    """
+
+    text: str = field(repr=False)
+    first: int
+    last: int
+    tools: Sequence[tuple[str, int]]
+    said: Sequence[str] = field(repr=False)
+    asked: Sequence[str] = field(repr=False)
+    references: Sequence[str]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is left of a span in the window.
+
+    Args:
+        conclusion, basis: what came out, and why it may be believed.
+        unresolved: points that are open; each once.
+        references: where the evidence is; each once.
+        carried: key entries of earlier summaries, word for word.
+        made_by: ``summarizer`` or ``host``.
+    """
+
+    conclusion: Sequence[str] = field(repr=False)
+    basis: Sequence[str] = field(repr=False)
+    unresolved: Sequence[str] = field(repr=False)
+    references: Sequence[str] = field(repr=False)
+    carried: Sequence[str] = field(default=(), repr=False)
+    made_by: str = "summarizer"
+
+    def text(self) -> str:
+        """The summary in its four parts; equal summaries have equal text."""
+        parts: list[tuple[str, Sequence[str]]] = [(name, getattr(self, name)) for name in PARTS]
+        if self.carried:
+            parts.insert(3, ("carried over", self.carried))
+        return "\n".join(
+            line
+            for name, points in parts
+            for line in ((f"{name}: {NOTHING}",) if not points else (f"{name}:", *(f"- {point}" for point in points)))
+        )
+
+
+class Summarizer(Protocol):
+    """Writes summaries: a model, or anything else."""
+
+    def summarize(self, span: Span, earlier: Sequence[Summary], refused: str | None) -> str:
+        """The four parts as text, in the form of :func:`parse_summary`.
+
+        Args:
+            span: what is to be summarised.
+            earlier: the summaries before it, oldest first.
+            refused: why the last answer was refused, in one sentence; ``None`` the first time.
+        """
+        ...
+
+
+def parse_summary(text: object) -> Summary:
+    """A summary as it is written: each part under its name and a colon, points behind dashes, ``none`` for nothing.
+
+    Args:
+        text: of a summariser; words around the parts are refused.
+
+    Raises:
+        FormatError: a part is missing, twice there, empty, out of order or too long.
+    """
+    if not isinstance(text, str):
+        raise FormatError("A summary is text.")
+    found: dict[str, list[str]] = {}
+    current: list[str] | None = None
+    for line in filter(None, map(str.strip, text.splitlines())):
+        head = re.fullmatch(
+            r"(?:#+ *|\*\*)?(conclusion|basis|unresolved|references)(?:\*\*)?: *(?:\*\*)? *(.*)", line, re.I
+        )
+        if head is not None:
+            name = head[1].lower()
+            if name in found or name != PARTS[len(found)]:
+                raise FormatError(f"A summary has the parts {', '.join(PARTS)}, each once and in this order.")
+            current = found[name] = []
+        elif current is None:
+            raise FormatError(f"A summary begins with its {PARTS[0]}.")
+        point = (line if head is None else head[2]).lstrip("-*• ").strip()
+        current += [point] if point else []
+    missing = [name for name in PARTS if not found.get(name)]
+    if missing:
+        raise FormatError(
+            f"A summary says something, or '{NOTHING}', in every part; there is nothing in {missing[0]}."
+        )
+    for name, points in found.items():
+        if len(points) > POINTS_MAX or any(len(point) > POINT_CHARS_MAX for point in points):
+            raise FormatError(f"The part {name} has at most {POINTS_MAX} points of {POINT_CHARS_MAX} characters.")
+    conclusion, basis, unresolved, references = (_said(found[name]) for name in PARTS)
+    return Summary(conclusion, basis, unresolved, references)
+
+
+def _said(points: list[str]) -> list[str]:
+    return [] if [point.lower().rstrip(".") for point in points] == [NOTHING] else points
+
+
+def summarised(
+    span: Span,
+    earlier: Sequence[Summary],
+    summarizer: Summarizer | None,
+    *,
+    count: Callable[[str], int],
+    tokens_max: int,
+    keys: Iterable[str] = (),
+) -> tuple[Summary, list[str]]:
+    """The summary of a span, and why answers were refused.
+
+    Args:
+        span: turns that leave the window.
+        earlier: the summaries that this one replaces, oldest first; their key entries are carried over.
+        summarizer: is asked up to twice; ``None`` for the deterministic summary at once.
+        count: tokens of a text.
+        tokens_max: bound on the summary.
+        keys: entries that have to be in it, such as confirmed decisions of the card.
+    """
+    carried = tuple(dict.fromkeys(point for one in earlier for point in (*one.carried, *one.unresolved)))
+    carried = tuple(dict.fromkeys((*carried, *keys)))
+    refusals: list[str] = []
+    for _ in range(TRIES if summarizer is not None else 0):
+        try:
+            answer = summarizer.summarize(span, earlier, refusals[-1] if refusals else None)  # type: ignore[union-attr]
+            summary = replace(parse_summary(answer), carried=carried)
+            tokens = count(summary.text())
+            if tokens >= span.tokens or tokens > tokens_max:
+                raise FormatError(
+                    f"It has {tokens} tokens; it has to be smaller than {min(span.tokens, tokens_max + 1)}."
+                )
+            return summary, refusals
+        except FormatError as error:
+            refusals.append(str(error))
+    return plain_summary(span, carried), refusals
+
+
+_OPEN = re.compile(
+    r"\?\s*$|\b(?:todo|tbd|unresolved|unclear|open question|blocked|still (?:need|have) to|not yet)\b", re.I
+)
+
+
+def plain_summary(span: Span, carried: Sequence[str] = ()) -> Summary:
+    """What can be said of a span without understanding it; equal spans give equal summaries."""
+    last = _sentences(span.said[-1])[-2:] if span.said else []
+    basis = [
+        f"{count} calls of {tool}" if count > 1 else f"1 call of {tool}" for tool, count in span.tools[:POINTS_MAX]
+    ]
+    open_points = [
+        sentence for text in (*span.asked, *span.said) for sentence in _sentences(text) if _OPEN.search(sentence)
+    ]
+    unresolved = [one for one in dict.fromkeys(open_points) if one not in carried][-POINTS_MAX:]
+    return Summary(
+        last, basis, unresolved, tuple(dict.fromkeys(span.references))[:POINTS_MAX], tuple(carried), "host"
+    )
+
+
+def _sentences(text: str) -> list[str]:
+    pieces = (piece.strip() for line in text.splitlines() for piece in re.split(r"(?<=[.!?])\s+", line))
+    return [
+        piece if len(piece) <= POINT_CHARS_MAX else f"{piece[: POINT_CHARS_MAX - 1]}…" for piece in pieces if piece
+    ]
+
+
+# --- quality ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What of a span its summary does not say.
+
+    Args:
+        numbers, identifiers, unresolved: how many of the model's own words of each kind are gone, of how many.
+    """
+
+    numbers: tuple[int, int]
+    identifiers: tuple[int, int]
+    unresolved: tuple[int, int]
+
+    @property
+    def rate(self) -> float:
+        """The share of all of these that is gone, from 0 to 1."""
+        gone = self.numbers[0] + self.identifiers[0] + self.unresolved[0]
+        return gone / max(self.numbers[1] + self.identifiers[1] + self.unresolved[1], 1)
+
+
+_NUMBER = re.compile(r"(?<![\w.-])\d+(?:[.,]\d+)*(?![\w])")
+_NAME = re.compile(r"\b(?:[A-Z][A-Z0-9]{1,9}-\d+|r[1-9]\d*|[\w./-]+\.\w{1,5}|[0-9a-f]{7,40})\b")
+
+
+def check_loss(span: Span, summary: Summary) -> Loss:
+    """How much of what the model itself said in a span, as far as it can be counted, the summary has lost."""
+    said, kept = "\n".join(span.said), summary.text()
+    open_points = [one for text in span.said for one in _sentences(text) if _OPEN.search(one)]
+    return Loss(
+        _lost(_NUMBER.findall(said), kept),
+        _lost(_NAME.findall(said), kept),
+        _lost(open_points, kept),
+    )
+
+
+def _lost(wanted: Iterable[str], kept: str) -> tuple[int, int]:
+    once = list(dict.fromkeys(wanted))
+    return sum(one not in kept for one in once), len(once)
