@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         StoreError,
         StoreUnavailableError,
         UnsupportedVersionError,
+        WindowTooSmallError,
         WrongKeyError,
     )
     from evidence_archive.keys import EnvironmentKeys, FileKeys
@@ -80,6 +81,7 @@ _HOMES = {
         "StoreError",
         "StoreUnavailableError",
         "UnsupportedVersionError",
+        "WindowTooSmallError",
         "WrongKeyError",
     ),
     "keys": ("EnvironmentKeys", "FileKeys"),
@@ -152,6 +154,7 @@ __all__ = [
     "TokenCounter",
     "ToolCall",
     "UnsupportedVersionError",
+    "WindowTooSmallError",
     "WrongKeyError",
     "__version__",
 ]

@@ -5,6 +5,7 @@
     ├ PolicyError            .path .key             the author of the policy
     ├ BatchRejectedError     .targets .reason       the caller: every target with its status
     ├ NotAvailableError                             unknown, other org, other session, forbidden: indistinguishable
+    ├ WindowTooSmallError                           the author of the policy, or whoever made a message too long
     ├ KeyringError                                  the holder of the keys (never the same as damaged data)
     │  ├ KeyNotFoundError
     │  └ WrongKeyError
@@ -51,6 +52,7 @@ __all__ = [
     "StoreError",
     "StoreUnavailableError",
     "UnsupportedVersionError",
+    "WindowTooSmallError",
     "WrongKeyError",
 ]
 
@@ -139,6 +141,16 @@ class NotAvailableError(EvidenceArchiveError):
     def __reduce__(self) -> tuple[Any, ...]:
         # An exception is copied and unpickled by calling its class with its ``args``, which this one does not take.
         return type(self), (), self.__dict__
+
+
+class WindowTooSmallError(EvidenceArchiveError):
+    """What has to be in the window is larger than its budget; nothing was cut.
+
+    Args:
+        message: one sentence that names the part and both sizes.
+    """
+
+    exit_code = 13
 
 
 class KeyringError(EvidenceArchiveError):
