@@ -26,6 +26,7 @@ __all__ = [
     "ObjectStore",
     "OrgRow",
     "OrgStore",
+    "PostingRow",
     "Reader",
     "ResultRow",
     "ScopeRow",
@@ -257,6 +258,7 @@ class SessionRow:
     tokens_saved: int
     created_at_us: int
     stamp: bytes = b""
+    postings: int = 0
 
 
 @dataclass(slots=True)
@@ -341,6 +343,17 @@ class BatchRow:
     request_tag: bytes
     idempotency_key: str | None
     receipt: str
+    created_at_us: int
+
+
+@dataclass(slots=True)
+class PostingRow:
+    """What a session put down in one of its books; never changed, never removed."""
+
+    scope_id: bytes
+    seq: int
+    book: str
+    closed: bytes = field(repr=False)
     created_at_us: int
 
 
@@ -459,6 +472,14 @@ class Reader(Protocol):
         """The accepted batch with this idempotency key if one is given, else with this request tag."""
         ...
 
+    def postings(self, scope_id: bytes, book: str, after: int, count: int) -> list[PostingRow]:
+        """Up to ``count`` postings of a book with sequence numbers above ``after``, in order."""
+        ...
+
+    def posted(self, scope_id: bytes) -> tuple[int, int]:
+        """How many postings a session has in all its books, and the highest sequence number; no seal is checked."""
+        ...
+
     def org_row(self) -> OrgRow:
         """The org's own row."""
         ...
@@ -562,6 +583,14 @@ class Writer(Reader, Protocol):
 
     def insert_batch(self, row: BatchRow) -> None:
         """The batch, for idempotent answers."""
+        ...
+
+    def insert_postings(self, rows: Sequence[PostingRow]) -> None:
+        """New postings.
+
+        Raises:
+            StoreError: a sequence number is taken.
+        """
         ...
 
     def insert_holds(self, rows: Sequence[HoldRow]) -> None:
@@ -715,8 +744,12 @@ class Survey(Protocol):
         """All results or batches of a session, by their key."""
         ...
 
+    def postings(self, scope_id: bytes, after: int, count: int) -> "list[Seen[PostingRow]]":
+        """Up to ``count`` postings of a session in all its books behind a sequence number, by that."""
+        ...
+
     def strays(self, kind: type[R], skip: int, count: int) -> list[Seen[R]]:
-        """Scope keys, results and batches without a session, and places of objects that no result names."""
+        """Scope keys, results, batches and postings without a session, and places of objects that no result names."""
         ...
 
     def stray_originals(self, skip: int, count: int) -> list[object]:

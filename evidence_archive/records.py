@@ -259,7 +259,7 @@ class Records:
             nonlocal unknown, met
             row = self.session_under_lock(writer)
             if row.version != self.row.version:
-                self._catch_up(writer, row)
+                self.catch_up(writer, row)
                 unknown = self.match()
                 met = [number for number in self.reserved if number in self.timeline.by_number]
             row.version += 1
@@ -280,7 +280,7 @@ class Records:
         self.absorb([*new, *completed])
         self.row = row
 
-    def _catch_up(self, writer: Writer, row: SessionRow) -> None:
+    def catch_up(self, writer: Writer, row: SessionRow) -> None:
         """Take over, under the lock, what another process committed."""
         self._rekey(writer, row)
         self.absorb(writer.results(row.scope_id, self.row.version))
@@ -583,7 +583,7 @@ class Records:
         def attached(writer: Writer) -> tuple[SessionRow, Labelled, list[ResultRow]]:
             row = self.session_under_lock(writer)
             if row.version != self.row.version:
-                self._catch_up(writer, row)
+                self.catch_up(writer, row)
             row.version += 1
             target = choose()
             changed = []

@@ -25,6 +25,7 @@ ROWS = {
     tables.RESULTS: (ports.ResultRow, False),
     tables.OBJECTS: (ports.ObjectRow, False),
     tables.BATCHES: (ports.BatchRow, False),
+    tables.POSTINGS: (ports.PostingRow, False),
     tables.AUDIT_HEADS: (ports.HeadRow, False),
 }
 VERSIONS = Path(migrations.__file__).parent / "versions"
@@ -139,7 +140,7 @@ def test_the_rows_of_the_ports_have_the_columns_of_their_table_in_order(table: T
     assert columns == [*([] if holds_org else ["org"]), *fields, "seal"]
 
 
-@pytest.mark.parametrize("revision", ["0004", "9999", "something else"])
+@pytest.mark.parametrize("revision", ["0005", "9999", "something else"])
 def test_a_database_that_a_newer_version_wrote_is_refused_and_left_alone(tmp_path: Path, revision: str) -> None:
     path = migrated(tmp_path)
     with sqlite3.connect(path) as connection:
@@ -228,7 +229,7 @@ def test_an_archive_refuses_a_newer_database_too(tmp_path: Path) -> None:
     new_keys(tmp_path / "evidence.keys")
     path = migrated(tmp_path)
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE evidence_archive_version SET version_num = '0004'")
+        connection.execute("UPDATE evidence_archive_version SET version_num = '0005'")
     connection.close()
     with pytest.raises(UnsupportedVersionError):
         Archive.open(f"sqlite:///{path}", keys=tmp_path / "evidence.keys")

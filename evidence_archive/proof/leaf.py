@@ -18,6 +18,7 @@ __all__ = [
     "BACKUP_RESTORED",
     "BATCH_ACCEPTED",
     "BATCH_REJECTED",
+    "BOOK_POSTED",
     "CUSTODY_DENIED",
     "EVENTS",
     "EVIDENCE_EXPORTED",
@@ -75,6 +76,7 @@ BACKUP_MADE = "backup.made"
 BACKUP_RESTORED = "backup.restored"
 CUSTODY_DENIED = "custody.denied"
 LOG_REANCHORED = "log.reanchored"
+BOOK_POSTED = "book.posted"
 
 EVENTS = frozenset(
     {
@@ -105,6 +107,7 @@ EVENTS = frozenset(
         BACKUP_RESTORED,
         CUSTODY_DENIED,
         LOG_REANCHORED,
+        BOOK_POSTED,
     }
 )
 """Every event this version writes; it reads others, so that a newer log can still be verified."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA_REVISION", "prepare_schema"]
 
-_KNOWN = ("0001", "0002", "0003")
+_KNOWN = ("0001", "0002", "0003", "0004")
 """Every migration this version knows, in order; test_schema holds them equal to the files."""
 
 SCHEMA_REVISION = _KNOWN[-1]

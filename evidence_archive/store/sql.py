@@ -27,6 +27,7 @@ from evidence_archive.ports import (
     HoldRow,
     ObjectRow,
     OrgRow,
+    PostingRow,
     ResultRow,
     ScopeRow,
     SessionRow,
@@ -52,6 +53,7 @@ _SESSION = Shape(t.SESSIONS, SessionRow, "session_id")
 _RESULT = Shape(t.RESULTS, ResultRow, "scope_id", "number")
 _OBJECT = Shape(t.OBJECTS, ObjectRow, "original_id")
 _BATCH = Shape(t.BATCHES, BatchRow, "scope_id", "batch_id")
+_POSTING = Shape(t.POSTINGS, PostingRow, "scope_id", "seq")
 _HEAD = Shape(t.AUDIT_HEADS, HeadRow)
 _HOLD = Shape(t.HOLDS, HoldRow, "hold_id")
 _SHRED = Shape(t.SHREDS, ShredRow, "shred_id")
@@ -66,7 +68,7 @@ _VERSION_BYTES = 7
 _READ_BACK_ROWS = 50
 """Envelopes read back by one statement; they are compared one by one, never held together."""
 
-_S, _K, _R, _O = t.SESSIONS.c, t.SCOPES.c, t.RESULTS.c, t.OBJECTS.c
+_S, _K, _R, _O, _P = t.SESSIONS.c, t.SCOPES.c, t.RESULTS.c, t.OBJECTS.c, t.POSTINGS.c
 
 
 class _Statement:
@@ -188,6 +190,29 @@ _SELECT_LAPSED = _Statement(
 _SELECT_NAMED = _select(t.RESULTS, "original_id")
 _SELECT_BATCH = _select(t.BATCHES, "scope_id", "request_tag")
 _SELECT_BATCH_BY_KEY = _select(t.BATCHES, "scope_id", "idempotency_key")
+_SELECT_POSTINGS = _Statement(
+    select(t.POSTINGS)
+    .where(
+        _P.org == bindparam("org"),
+        _P.scope_id == bindparam("scope_id"),
+        _P.book == bindparam("book"),
+        _P.seq > bindparam("after"),
+    )
+    .order_by(_P.seq)
+    .limit(bindparam("count")),
+    "org",
+    "scope_id",
+    "book",
+    "after",
+    "count",
+)
+_COUNT_POSTINGS = _Statement(
+    select(func.count(), func.coalesce(func.max(_P.seq), 0)).where(
+        _P.org == bindparam("org"), _P.scope_id == bindparam("scope_id")
+    ),
+    "org",
+    "scope_id",
+)
 _SELECT_HEAD = _select(t.AUDIT_HEADS)
 _SELECT_LEAVES = _Statement(
     select(t.AUDIT_LEAVES.c.seq, t.AUDIT_LEAVES.c.leaf)
@@ -311,7 +336,7 @@ def _updating(shape: Shape[Any]) -> _Statement:
 
 _INSERTS = {
     shape: _inserting(shape.table)
-    for shape in (_SCOPE, _SESSION, _RESULT, _OBJECT, _BATCH, _HEAD, _HOLD, _SHRED, _CUSTODY)
+    for shape in (_SCOPE, _SESSION, _RESULT, _OBJECT, _BATCH, _POSTING, _HEAD, _HOLD, _SHRED, _CUSTODY)
 }
 _UPDATES = {
     shape: _updating(shape) for shape in (_ORG, _SCOPE, _SESSION, _RESULT, _OBJECT, _HEAD, _HOLD, _SHRED, _CUSTODY)
@@ -425,6 +450,16 @@ class SqlReader:
         else:
             row = self._one(_SELECT_BATCH_BY_KEY, scope_id, idempotency_key)
         return None if row is None else _BATCH.opened(self._row_key, row)
+
+    def postings(self, scope_id: bytes, book: str, after: int, count: int) -> list[PostingRow]:
+        """Up to ``count`` postings of a book with sequence numbers above ``after``, in order."""
+        rows = self._all(_SELECT_POSTINGS, scope_id, book, after, count)
+        return [_POSTING.opened(self._row_key, row) for row in rows]
+
+    def posted(self, scope_id: bytes) -> tuple[int, int]:
+        """How many postings a session has in all its books, and the highest sequence number; no seal is checked."""
+        count, highest = self._one(_COUNT_POSTINGS, scope_id)
+        return int(count), int(highest)
 
     def scopes(self, after: bytes, count: int) -> list[ScopeRow]:
         """Up to ``count`` scope keys with ids above ``after``, by id."""
@@ -614,6 +649,10 @@ class SqlWriter(SqlReader):
     def insert_batch(self, row: BatchRow) -> None:
         """The batch, for idempotent answers."""
         self._insert(_BATCH, [row])
+
+    def insert_postings(self, rows: Sequence[PostingRow]) -> None:
+        """New postings."""
+        self._insert(_POSTING, rows)
 
     def insert_holds(self, rows: Sequence[HoldRow]) -> None:
         """New holds."""

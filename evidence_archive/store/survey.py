@@ -14,6 +14,7 @@ from evidence_archive.ports import (
     HoldRow,
     ObjectRow,
     OrgRow,
+    PostingRow,
     ResultRow,
     ScopeRow,
     Seen,
@@ -31,6 +32,7 @@ from evidence_archive.store.sql import (
     _O,
     _OBJECT,
     _ORG,
+    _POSTING,
     _R,
     _RESULT,
     _S,
@@ -55,6 +57,7 @@ _SHAPES: dict[type, Shape[Any]] = {
     ResultRow: _RESULT,
     ObjectRow: _OBJECT,
     BatchRow: _BATCH,
+    PostingRow: _POSTING,
     HeadRow: _HEAD,
     HoldRow: _HOLD,
     ShredRow: _SHRED,
@@ -104,8 +107,25 @@ _OF_SCOPE: dict[Shape[Any], Any] = {
     )
     for shape in (_RESULT, _BATCH)
 }
+_POSTINGS_AFTER = _Statement(
+    select(t.POSTINGS)
+    .where(
+        t.POSTINGS.c.org == bindparam("org"),
+        t.POSTINGS.c.scope_id == bindparam("scope_id"),
+        t.POSTINGS.c.seq > bindparam("after"),
+    )
+    .order_by(t.POSTINGS.c.seq)
+    .limit(bindparam("count")),
+    "org",
+    "scope_id",
+    "after",
+    "count",
+)
 _STRAYS: dict[Shape[Any], Any] = {
-    **{shape: _paging(shape.table, _no_session(shape.table), by=shape.key) for shape in (_SCOPE, _RESULT, _BATCH)},
+    **{
+        shape: _paging(shape.table, _no_session(shape.table), by=shape.key)
+        for shape in (_SCOPE, _RESULT, _BATCH, _POSTING)
+    },
     _OBJECT: _paging(t.OBJECTS, _O.state == _STORED, _no_result(t.OBJECTS), by=_OBJECT.key),
 }
 _STRAY_ORIGINALS = _paging(t.ORIGINALS, _no_result(t.ORIGINALS), by=["original_id"], only=["original_id"])
@@ -149,8 +169,13 @@ class SqlSurvey:
         shape = _SHAPES[kind]
         return [self._seen(shape, stored) for stored in self._all(_OF_SCOPE[shape], scope_id)]
 
+    def postings(self, scope_id: bytes, after: int, count: int) -> list[Seen[PostingRow]]:
+        """Up to ``count`` postings of a session in all its books behind a sequence number, by that."""
+        rows = self._all(_POSTINGS_AFTER, scope_id, after, count)
+        return [self._seen(_POSTING, stored) for stored in rows]
+
     def strays(self, kind: type[R], skip: int, count: int) -> list[Seen[R]]:
-        """Scope keys, results and batches without a session, and places of objects that no result names."""
+        """Scope keys, results, batches and postings without a session, and places of objects that no result names."""
         shape = _SHAPES[kind]
         return [self._seen(shape, stored) for stored in self._all(_STRAYS[shape], count, skip)]
 

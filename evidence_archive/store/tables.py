@@ -22,6 +22,7 @@ __all__ = [
     "ORGS",
     "ORG_NAMES",
     "ORIGINALS",
+    "POSTINGS",
     "RESULTS",
     "SCOPES",
     "SESSIONS",
@@ -36,6 +37,7 @@ __all__ = [
     "Org",
     "OrgName",
     "Original",
+    "Posting",
     "Result",
     "ScopeKey",
     "SessionRecord",
@@ -133,6 +135,7 @@ class SessionRecord(SQLModel, table=True):
     tokens_saved: int = _int()
     created_at_us: int = _int()
     stamp: bytes = _bytes()
+    postings: int = _added_int()
     seal: bytes = _bytes(unsealed_because=_IS_SEAL)
 
 
@@ -227,6 +230,20 @@ class Batch(SQLModel, table=True):
     request_tag: bytes = _bytes()
     idempotency_key: str | None = _text(null=True)
     receipt: str = _text()
+    created_at_us: int = _int()
+    seal: bytes = _bytes(unsealed_because=_IS_SEAL)
+
+
+class Posting(SQLModel, table=True):
+    """Something that a session put down in one of its books; triggers refuse every change and every removal."""
+
+    __tablename__ = "postings"
+    __table_args__ = (Index("ix_postings_book", "org", "scope_id", "book", "seq"), _STRICT)
+    org: str = _text(key=True)
+    scope_id: bytes = _bytes(key=True)
+    seq: int = _int(key=True)
+    book: str = _text()
+    closed: bytes = _bytes()
     created_at_us: int = _int()
     seal: bytes = _bytes(unsealed_because=_IS_SEAL)
 
@@ -343,6 +360,7 @@ RESULTS = _table(Result)
 ORIGINALS = _table(Original)
 OBJECTS = _table(ObjectRecord)
 BATCHES = _table(Batch)
+POSTINGS = _table(Posting)
 AUDIT_HEADS = _table(AuditHead)
 AUDIT_LEAVES = _table(AuditLeaf)
 HOLDS = _table(Hold)

@@ -22,6 +22,7 @@ from evidence_archive.ports import (
     ObjectRow,
     OrgRow,
     OrgStore,
+    PostingRow,
     Reader,
     ResultRow,
     ScopeRow,
@@ -89,7 +90,7 @@ class StoreContract:
         Args:
             folder: as :meth:`make` got it.
             kind: which rows: ``org``, ``session`` (its ``version``), ``scope`` (its ``kek_version``), ``result`` (its
-                ``tokens``), ``batch`` (its ``created_at_us``) or ``head`` (its ``policy_digest``).
+                ``tokens``), ``batch`` or ``posting`` (its ``created_at_us``) or ``head`` (its ``policy_digest``).
         """
         return False
 
@@ -217,7 +218,7 @@ class StoreContract:
             writer.update_session(replace(session_row(), session_id="nobody"))
         assert seen(filled) == everything()
 
-    @pytest.mark.parametrize("kind", ["session", "result", "original", "batch", "idempotency key"])
+    @pytest.mark.parametrize("kind", ["session", "result", "original", "batch", "idempotency key", "posting"])
     def test_a_second_row_under_the_same_key_is_refused(self, filled: OrgStore, kind: str) -> None:
         """What is there is never overwritten by an insert."""
         again: dict[str, Callable[[Writer], None]] = {
@@ -226,6 +227,7 @@ class StoreContract:
             "original": lambda writer: writer.insert_originals([StoredOriginal(b"1" * 16, b"else")]),
             "batch": lambda writer: writer.insert_batch(replace(BATCH, idempotency_key="other")),
             "idempotency key": lambda writer: writer.insert_batch(replace(BATCH, batch_id=b"c" * 16)),
+            "posting": lambda writer: writer.insert_postings([replace(POSTINGS[0], book="another")]),
         }
         with pytest.raises(StoreError), filled.writing(WAIT_MS, audited=False) as writer:
             again[kind](writer)
@@ -292,6 +294,16 @@ class StoreContract:
             assert reader.batch(SCOPE, b"z" * 32, None) is None
             assert reader.batch(b"o" * 16, BATCH.request_tag, None) is None
             assert reader.batch(b"o" * 16, BATCH.request_tag, "key") is None
+
+    def test_postings_are_read_by_book_in_order_some_at_a_time(self, filled: OrgStore) -> None:
+        """Sequence numbers run through all books of a session, and other sessions have others."""
+        with filled.reading(WAIT_MS) as reader:
+            assert reader.postings(SCOPE, "a", 0, 1) == [POSTINGS[0]]
+            assert reader.postings(SCOPE, "a", 1, 10) == [POSTINGS[2]]
+            assert reader.postings(SCOPE, "b", 0, 10) == [POSTINGS[1]]
+            assert reader.postings(SCOPE, "c", 0, 10) == []
+            assert reader.postings(b"o" * 16, "a", 0, 10) == []
+            assert reader.posted(b"o" * 16) == (0, 0)
 
     def test_what_is_not_there_is_none_or_empty(self, filled: OrgStore) -> None:
         """Unknown is no error."""
@@ -582,6 +594,7 @@ def objects_of(org: OrgStore) -> list[ObjectRow | None]:
         return [reader.object(b"%d" % number * 16) for number in (1, 2, 3)]
 
 
+POSTINGS = [PostingRow(SCOPE, seq, book, b"closed %d" % seq, seq) for seq, book in enumerate(("a", "b", "a"), 1)]
 BATCH = row_of(BatchRow, scope_id=SCOPE, batch_id=b"b" * 16, request_tag=b"r" * 32, idempotency_key="key")
 
 
@@ -598,6 +611,7 @@ def steps() -> list[Callable[[Writer], None]]:
         lambda writer: writer.insert_originals([StoredOriginal(b"1" * 16, b"first"), StoredOriginal(b"2" * 16, b"")]),
         lambda writer: writer.update_results([result_row(1, version=2, state="archived", original_id=b"1" * 16)]),
         lambda writer: writer.insert_batch(BATCH),
+        lambda writer: writer.insert_postings(POSTINGS),
         lambda writer: writer.update_session(session_row()),
         lambda writer: writer.append([leaf_of(b"a"), leaf_of(b"b")], "digest"),
     ]
@@ -622,6 +636,8 @@ def everything() -> dict[str, Any]:
         "find": (session_row(), scope_row(), first),
         "envelopes": [b"first", b""],
         "batch": BATCH,
+        "postings": [POSTINGS[0], POSTINGS[2]],
+        "posted": (3, 3),
         "head": (3, "digest"),
         "leaves": [(0, b"0|made"), (1, b"1|a"), (2, b"2|b")],
     }
@@ -644,6 +660,8 @@ def seen_by(reader: Reader) -> dict[str, Any]:
         "find": None if found is None else (stripped(found[0]), *found[1:]),
         "envelopes": [reader.envelope(b"1" * 16), reader.envelope(b"2" * 16)],
         "batch": reader.batch(SCOPE, BATCH.request_tag, None),
+        "postings": reader.postings(SCOPE, "a", 0, 10),
+        "posted": reader.posted(SCOPE),
         "head": (head.size, head.policy_digest),
         "leaves": reader.leaves(0, 10),
     }
@@ -670,6 +688,7 @@ READS: dict[str, dict[str, Callable[[Reader], object]]] = {
         "batch by request": lambda reader: reader.batch(SCOPE, BATCH.request_tag, None),
         "batch by key": lambda reader: reader.batch(SCOPE, b"", "key"),
     },
+    "posting": {"postings": lambda reader: reader.postings(SCOPE, "a", 0, 10)},
     "head": {"head": lambda reader: reader.head()},
 }
 """Every way in which a row of a kind is read."""

@@ -1,17 +1,21 @@
 """One session's rows, compared with each other and with what the log says of it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from hashlib import sha256
 
 from evidence_archive.errors import FormatError, IntegrityError
 from evidence_archive.model import parse_result_id
-from evidence_archive.ports import BatchRow, ObjectRow, ResultRow, ScopeRow, Seen, SessionRow, Survey
+from evidence_archive.ports import BatchRow, ObjectRow, PostingRow, ResultRow, ScopeRow, Seen, SessionRow, Survey
 from evidence_archive.proof import leaf as audit
 from evidence_archive.vault import SHREDDED
 from evidence_archive.verifying.findings import Findings, key_text, number_text
-from evidence_archive.verifying.told import Told, logged_batch
+from evidence_archive.verifying.told import Told, logged_batch, logged_postings
 
-__all__ = ["SessionRows"]
+__all__ = ["POSTINGS_PER_READ", "SessionRows"]
+
+POSTINGS_PER_READ = 200
 
 
 class SessionRows:
@@ -25,6 +29,7 @@ class SessionRows:
         self._id = session_id
         self._told = told
         self._present: set[int] = set()
+        self._postings_count = 0
         self.rows: dict[int, ResultRow] = {}
         for seen in results:
             number = seen.stored["number"]
@@ -127,6 +132,46 @@ class SessionRows:
             sentence = "The log archived this result in another batch, or with another envelope, than its row says."
             self._add("result_differs", "results", number, sentence)
 
+    def check_postings(self, scope_id: bytes) -> None:
+        """What is in the session's books, with the entries that say what was put down."""
+        expected = self._told_postings()
+        for seen in self._postings(scope_id):
+            seq = seen.stored["seq"]
+            place = f"{self._id} posting {number_text(seq)}"
+            self._findings.row("postings", place, seen, self._id)
+            self._postings_count += 1
+            if seen.row is None:
+                continue
+            told = expected.get(seen.row.seq)
+            if told is None:
+                sentence = "The log says nothing of this posting: the row was put in."
+                self._findings.add("posting_unlogged", "postings", place, sentence, self._id)
+            elif told != (seen.row.book, sha256(seen.row.closed).hexdigest()):
+                sentence = "This posting is not what the log says was put down: it was changed."
+                self._findings.add("posting_differs", "postings", place, sentence, self._id)
+            expected.pop(seen.row.seq, None)
+        for seq in sorted(expected):
+            sentence = "The log says that this was put down, and it is not there: it was removed."
+            self._findings.add("posting_missing", "postings", f"{self._id} posting {seq}", sentence, self._id)
+
+    def _postings(self, scope_id: bytes) -> Iterator[Seen[PostingRow]]:
+        after = -(2**62)
+        while page := self._survey.postings(scope_id, after, POSTINGS_PER_READ):
+            yield from page
+            last = page[-1].stored["seq"]
+            if type(last) is not int or len(page) < POSTINGS_PER_READ:
+                return
+            after = last
+
+    def _told_postings(self) -> dict[int, tuple[str, str]]:
+        expected: dict[int, tuple[str, str]] = {}
+        for seq in self._told.postings:
+            for found, data in self._survey.leaves(seq - 1, 1):
+                with suppress(IntegrityError, FormatError, KeyError, TypeError, ValueError):
+                    if found == seq and type(data) is bytes:
+                        expected.update(logged_postings(audit.decode_leaf(data)))
+        return expected
+
     def check_session(self, row: SessionRow, batches: Sequence[Seen[BatchRow]], org_shredded: bool) -> None:
         """A session's own row: owner, counters, suspension."""
         told, present = self._told, self._present
@@ -148,6 +193,7 @@ class SessionRows:
             "dialect": told.dialect is not None and row.dialect != told.dialect,
             "count of batches": row.batches != len(told.batches),
             "count of restores": row.restores != told.restores,
+            "count of postings": row.postings != self._postings_count,
             "count of tokens saved": None not in saved and row.tokens_saved != sum(one or 0 for one in saved),
             "version": row.version < max(versions, default=0),
             "suspension": (told.suspended and row.suspended is None) or is_shredded != (row.suspended == SHREDDED),

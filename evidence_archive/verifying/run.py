@@ -9,6 +9,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
+from evidence_archive.books import open_posting, posting_key
 from evidence_archive.envelopes import Envelopes
 from evidence_archive.errors import (
     AuditBrokenError,
@@ -32,6 +33,7 @@ from evidence_archive.ports import (
     ObjectRow,
     ObjectStore,
     OrgRow,
+    PostingRow,
     ResultRow,
     ScopeRow,
     Seen,
@@ -45,7 +47,7 @@ from evidence_archive.sealing.envelope import envelope_bytes
 from evidence_archive.sealing.keyring import unwrap
 from evidence_archive.vault import INLINE_SIZE_LIMIT, SHREDDED, ScopeKeys, Vault, part_context
 from evidence_archive.verifying.findings import FINDINGS_MAX, Findings, VerifyReport, key_text, place_of
-from evidence_archive.verifying.rows import SessionRows
+from evidence_archive.verifying.rows import POSTINGS_PER_READ, SessionRows
 from evidence_archive.verifying.told import Log, Told, ToldHold
 
 __all__ = ["LEVELS", "Progress", "Run"]
@@ -407,6 +409,7 @@ class Run:
         looked = SessionRows(self._findings, survey, session_id, told, survey.of_scope(ResultRow, scope_id))
         looked.check_results()
         looked.check_batches(batches)
+        looked.check_postings(scope_id)
         looked.check_scope(scope, self._log.org_shredded, self._kek_floor)
         if seen.row is not None:
             looked.check_session(seen.row, batches, self._log.org_shredded)
@@ -421,6 +424,8 @@ class Run:
         if problems.count and not is_last and self._is_rekeyed(session):
             return False
         self._adopt(problems, session.id)
+        if keys is not None and self._level == "full":
+            self._check_books(session.id, keys)
         for number, row in sorted(session.rows.items()):
             self._round["results"] += 1
             self._round["shredded"] += row.state == SHREDDED
@@ -598,6 +603,27 @@ class Run:
         else:
             self._round["notes"] += 1
 
+    def _check_books(self, session_id: str, keys: ScopeKeys) -> None:
+        """What the session's key opens of its books; it opens in all generations of that key."""
+        vault = self._vault
+        if vault is None:
+            return
+        key, after = posting_key(keys.tag), -1
+        while True:
+            with self._surveying() as survey:
+                page = survey.postings(keys.scope_id, after, POSTINGS_PER_READ)
+            for row in (seen.row for seen in page if seen.row is not None):
+                after = row.seq
+                try:
+                    open_posting(vault, key, row)
+                except IntegrityError:
+                    sentence = "This posting does not open: it was changed, or it is that of another place."
+                    self._add("posting_unopened", "postings", f"{session_id} posting {row.seq}", sentence, session_id)
+                else:
+                    self._round["postings"] += 1
+            if len(page) < POSTINGS_PER_READ or all(seen.row is None for seen in page):
+                return
+
     # --- holds, shreds, objects, strays ---------------------------------------------------------------------------
 
     def _check_holds(self) -> None:
@@ -675,6 +701,7 @@ class Run:
             (ScopeRow, "scope_keys", ("scope_id",)),
             (ResultRow, "results", ("scope_id", "number")),
             (BatchRow, "batches", ("scope_id", "batch_id")),
+            (PostingRow, "postings", ("scope_id", "seq")),
             (ObjectRow, "objects", ("original_id",)),
         )
         for kind, table, names in kinds:

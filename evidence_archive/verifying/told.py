@@ -12,12 +12,13 @@ from evidence_archive.proof.merkle import EMPTY_ROOT, Frontier, leaf_hash
 from evidence_archive.vault import LEAVES_PER_READ
 from evidence_archive.verifying.findings import Findings, key_text
 
-__all__ = ["Log", "Told", "ToldHold", "ToldShred", "logged_batch"]
+__all__ = ["Log", "Told", "ToldHold", "ToldShred", "logged_batch", "logged_postings"]
 
 _OF_A_SESSION = frozenset(
     {
         audit.SESSION_OPENED,
         audit.BATCH_ACCEPTED,
+        audit.BOOK_POSTED,
         audit.RESTORE_GRANTED,
         audit.RETENTION_EXTENDED,
         audit.LABEL_SET,
@@ -43,6 +44,7 @@ class Told:
     owner: str | None = None
     dialect: str | None = None
     batches: dict[str, int] = field(default_factory=dict)
+    postings: list[int] = field(default_factory=list)
     restores: int = 0
     suspended: bool = False
     shredded: bool = False
@@ -203,6 +205,9 @@ class Log:
             case audit.BATCH_ACCEPTED:
                 logged_batch(entry)
                 told.batches[str(entry.batch_id)] = entry.seq
+            case audit.BOOK_POSTED:
+                logged_postings(entry)
+                told.postings.append(entry.seq)
             case audit.RESTORE_GRANTED:
                 told.restores += 1
             case audit.RETENTION_EXTENDED:
@@ -263,3 +268,13 @@ def logged_batch(entry: audit.Leaf) -> dict[int, str | None]:
     if entry.batch_id is None:
         raise ValueError("batch")
     return {parse_result_id(result_id): envelope for result_id, envelope in zip(results, envelopes, strict=True)}
+
+
+def logged_postings(entry: audit.Leaf) -> dict[int, tuple[str, str]]:
+    """Book and digest of what an entry put down, by sequence number.
+
+    Raises:
+        ValueError, TypeError, KeyError: the entry does not say so.
+    """
+    first, book = int(entry.details["first"]), str(entry.details["book"])
+    return {first + at: (book, str(digest)) for at, digest in enumerate(entry.details["digests"])}

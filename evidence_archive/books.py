@@ -1,0 +1,206 @@
+"""The books of a session: what it puts down and never changes, sealed, in order, with an entry in the log for each.
+
+A posting is a JSON object. It is closed under a key that belongs to the session, so that it goes when the session is
+shredded, and to its place: session, book and sequence number. Sequence numbers run through all books of a session
+without a gap, and the session's row counts them, so that a posting that was removed is noticed when the book is read.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, TypeVar
+
+from evidence_archive.errors import FormatError, SealBrokenError, ShreddedError
+from evidence_archive.model import ce
+from evidence_archive.ports import PostingRow, Reader, SessionRow, Writer
+from evidence_archive.proof import leaf as audit
+from evidence_archive.records import Records
+from evidence_archive.sealing.keyring import derive, unwrap, wrap
+from evidence_archive.vault import Vault
+
+__all__ = ["POSTINGS_MAX", "POSTING_BYTES_MAX", "Books", "Posting", "close_posting", "open_posting", "posting_key"]
+
+POSTING_BYTES_MAX = 256 * 1024
+"""Longest posting, as JSON in UTF-8, in bytes."""
+
+POSTINGS_MAX = 1_000
+"""Most postings of one transaction."""
+
+_PER_READ = 500
+_GONE = "Postings of this session were removed or put back outside this library."
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """Something that was put down.
+
+    Args:
+        seq: its place among all postings of the session, from 1.
+        created_at_us: microseconds since 1970-01-01 UTC.
+        content: what it says.
+    """
+
+    seq: int
+    created_at_us: int
+    content: Mapping[str, Any] = field(repr=False)
+
+
+def posting_key(tag_key: bytes) -> bytes:
+    """The key of a session's postings: the same in all generations of its key, gone when the session is shredded."""
+    return derive(tag_key, b"evidence-archive/v1/posting")
+
+
+def _context(vault: Vault, scope_id: bytes, book: str, seq: int) -> bytes:
+    return b"evidence-archive/v1/posting\x00" + ce(vault.deployment, vault.org, scope_id, book, seq)
+
+
+def close_posting(
+    vault: Vault, key: bytes, *, scope_id: bytes, book: str, seq: int, content: Mapping[str, Any]
+) -> bytes:
+    """A posting as it is stored.
+
+    Args:
+        vault: of the org.
+        key: from :func:`posting_key`.
+        scope_id, book, seq: its place.
+        content: JSON values; at most ``POSTING_BYTES_MAX`` of JSON.
+
+    Raises:
+        FormatError: it is no JSON, or too long.
+    """
+    try:
+        text = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        data = text.encode("utf-8", "surrogatepass")
+    except (TypeError, ValueError, RecursionError):
+        raise FormatError("What is put down in a book consists of JSON values.") from None
+    if len(data) > POSTING_BYTES_MAX:
+        raise FormatError(f"What is put down in a book has at most {POSTING_BYTES_MAX} bytes as JSON.")
+    return wrap(key, data, _context(vault, scope_id, book, seq))
+
+
+def open_posting(vault: Vault, key: bytes, row: PostingRow) -> dict[str, Any]:
+    """What a posting says.
+
+    Raises:
+        SealBrokenError: it is not what was put down at this place.
+    """
+    data = unwrap(key, row.closed, _context(vault, row.scope_id, row.book, row.seq))
+    try:
+        content: dict[str, Any] = json.loads(data.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError) as error:
+        raise SealBrokenError("A posting is not what this library puts down.") from error
+    return content
+
+
+class Books:
+    """The books of one session. Callers hold the records' lock.
+
+    Args:
+        records: of the session.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._key = posting_key(records.keys.tag)
+        self._known: dict[str, tuple[list[Posting], PostingRow | None]] = {}
+        """What was read of each book, and the last row of it."""
+
+    def read(self, book: str) -> Sequence[Posting]:
+        """All of a book, in order; what was read before is not read again.
+
+        Raises:
+            SealBrokenError: postings were removed or changed.
+            StoreError: the store cannot be read.
+        """
+        with self._records.vault.store.reading(self._records.vault.store_wait_ms) as reader:
+            session = reader.session(self._records.id)
+            if session is None:
+                raise SealBrokenError("This session's row is gone: it was removed outside this library.")
+            return self._read_on(reader, session, book)
+
+    def post(
+        self, book: str, decide: Callable[[Sequence[Posting]], tuple[Sequence[Mapping[str, Any]], T]]
+    ) -> tuple[list[Posting], T]:
+        """Put down what a function decides, looking at all that the book says under the lock that writers share.
+
+        Args:
+            book: its name.
+            decide: gets the book as it is, and returns what to put down and anything else; it may be asked several
+                times, and what it raises leaves the book as it was. At most ``POSTINGS_MAX``; nothing writes nothing.
+
+        Returns:
+            The new postings, and the second thing that was decided.
+
+        Raises:
+            ShreddedError: the session was shredded.
+            FormatError: what it decided is no JSON, or too long.
+            SealBrokenError: postings were removed or changed.
+            StoreError: the store cannot be written.
+        """
+        records = self._records
+
+        def posted(writer: Writer) -> tuple[SessionRow | None, list[Posting], PostingRow | None, T]:
+            row = records.session_under_lock(writer)
+            if row.version != records.row.version:
+                records.catch_up(writer, row)
+            scope = writer.scope(row.scope_id)
+            if scope is None or not scope.wrapped:
+                raise ShreddedError("This session was shredded: nothing can be put down in its books any more.")
+            known = self._read_on(writer, row, book)
+            contents, answer = decide(known)
+            if len(contents) > POSTINGS_MAX:
+                raise FormatError(f"At most {POSTINGS_MAX} things are put down in a book at once.")
+            if not contents:
+                return None, [], None, answer
+            now_us = records.clock.now_us()
+            rows = [
+                self._row(row.scope_id, book, row.postings + at, content, now_us)
+                for at, content in enumerate(contents, 1)
+            ]
+            # Opened again before it is written: what is known here is what everybody will read.
+            new = [self._opened(one) for one in rows]
+            writer.insert_postings(rows)
+            row.version += 1
+            row.postings += len(rows)
+            writer.update_session(row)
+            details = {
+                "book": book,
+                "first": rows[0].seq,
+                "digests": [sha256(one.closed).hexdigest() for one in rows],
+            }
+            writer.append([records.leaf(audit.BOOK_POSTED, details=details)])
+            return row, new, rows[-1], answer
+
+        changed, new, last, answer = records.vault.transact(posted)
+        if changed is not None:
+            records.row = changed
+            self._known[book] = [*self._known[book][0], *new], last
+        return new, answer
+
+    def _read_on(self, reader: Reader, session: SessionRow, book: str) -> list[Posting]:
+        """The book, with what was put down since it was read last."""
+        if reader.posted(session.scope_id) != (session.postings, session.postings):
+            raise SealBrokenError(_GONE)
+        known, last = self._known.get(book, ([], None))
+        known = list(known)
+        # The last that is known must still be there as it is known; not so when the store was put back.
+        if last is not None and reader.postings(session.scope_id, book, last.seq - 1, 1) != [last]:
+            known, last = [], None
+        while True:
+            rows = reader.postings(session.scope_id, book, last.seq if last else 0, _PER_READ)
+            known += map(self._opened, rows)
+            last = rows[-1] if rows else last
+            if len(rows) < _PER_READ:
+                break
+        self._known[book] = known, last
+        return known
+
+    def _row(self, scope_id: bytes, book: str, seq: int, content: Mapping[str, Any], now_us: int) -> PostingRow:
+        closed = close_posting(self._records.vault, self._key, scope_id=scope_id, book=book, seq=seq, content=content)
+        return PostingRow(scope_id, seq, book, closed, now_us)
+
+    def _opened(self, row: PostingRow) -> Posting:
+        return Posting(row.seq, row.created_at_us, open_posting(self._records.vault, self._key, row))
