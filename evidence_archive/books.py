@@ -1,8 +1,8 @@
 """The books of a session: what it puts down and never changes, sealed, in order, with an entry in the log for each.
 
 A posting is a JSON object. It is closed under a key that belongs to the session, so that it goes when the session is
-shredded, and to its place: session, book and sequence number. Sequence numbers run through all books of a session
-without a gap, and the session's row counts them, so that a posting that was removed is noticed when the book is read.
+shredded, and to its place: session, book and sequence number. The session's row counts the postings of each book, so
+that one that was removed, or moved to another book, is noticed when the book is read.
 """
 
 import json
@@ -19,7 +19,16 @@ from evidence_archive.records import Records
 from evidence_archive.sealing.keyring import derive, unwrap, wrap
 from evidence_archive.vault import Vault
 
-__all__ = ["POSTINGS_MAX", "POSTING_BYTES_MAX", "Books", "Posting", "close_posting", "open_posting", "posting_key"]
+__all__ = [
+    "POSTINGS_MAX",
+    "POSTING_BYTES_MAX",
+    "Books",
+    "Posting",
+    "close_posting",
+    "counts_of",
+    "open_posting",
+    "posting_key",
+]
 
 POSTING_BYTES_MAX = 256 * 1024
 """Longest posting, as JSON in UTF-8, in bytes."""
@@ -30,6 +39,8 @@ POSTINGS_MAX = 1_000
 _PER_READ = 500
 _GONE = "Postings of this session were removed or put back outside this library."
 
+_CANONICAL = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
 T = TypeVar("T")
 
 
@@ -38,7 +49,7 @@ class Posting:
     """Something that was put down.
 
     Args:
-        seq: its place among all postings of the session, from 1.
+        seq: its place in its book, from 1.
         created_at_us: microseconds since 1970-01-01 UTC.
         content: what it says.
     """
@@ -46,6 +57,21 @@ class Posting:
     seq: int
     created_at_us: int
     content: Mapping[str, Any] = field(repr=False)
+
+
+def counts_of(session: SessionRow) -> dict[str, int]:
+    """How many postings each book of a session has, as its row says.
+
+    Raises:
+        SealBrokenError: it does not say that in the form this library writes.
+    """
+    try:
+        counts: dict[str, int] = json.loads(session.books or "{}")
+        if _CANONICAL.encode(counts) == (session.books or "{}") and all(type(one) is int for one in counts.values()):
+            return counts
+    except (ValueError, RecursionError, AttributeError):
+        pass
+    raise SealBrokenError("The books of this session are not counted in the form this library writes.")
 
 
 def posting_key(tag_key: bytes) -> bytes:
@@ -72,8 +98,7 @@ def close_posting(
         FormatError: it is no JSON, or too long.
     """
     try:
-        text = json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        data = text.encode("utf-8", "surrogatepass")
+        data = _CANONICAL.encode(content).encode("utf-8", "surrogatepass")
     except (TypeError, ValueError, RecursionError):
         raise FormatError("What is put down in a book consists of JSON values.") from None
     if len(data) > POSTING_BYTES_MAX:
@@ -156,15 +181,14 @@ class Books:
             if not contents:
                 return None, [], None, answer
             now_us = records.clock.now_us()
-            rows = [
-                self._row(row.scope_id, book, row.postings + at, content, now_us)
-                for at, content in enumerate(contents, 1)
-            ]
+            counts = counts_of(row)
+            first = counts.get(book, 0) + 1
+            rows = [self._row(row.scope_id, book, at, content, now_us) for at, content in enumerate(contents, first)]
             # Opened again before it is written: what is known here is what everybody will read.
             new = [self._opened(one) for one in rows]
             writer.insert_postings(rows)
             row.version += 1
-            row.postings += len(rows)
+            row.books = _CANONICAL.encode({**counts, book: rows[-1].seq})
             writer.update_session(row)
             details = {
                 "book": book,
@@ -182,7 +206,8 @@ class Books:
 
     def _read_on(self, reader: Reader, session: SessionRow, book: str) -> list[Posting]:
         """The book, with what was put down since it was read last."""
-        if reader.posted(session.scope_id) != (session.postings, session.postings):
+        count = counts_of(session).get(book, 0)
+        if reader.posted(session.scope_id, book) != (count, count):
             raise SealBrokenError(_GONE)
         known, last = self._known.get(book, ([], None))
         known = list(known)
@@ -200,7 +225,7 @@ class Books:
 
     def _row(self, scope_id: bytes, book: str, seq: int, content: Mapping[str, Any], now_us: int) -> PostingRow:
         closed = close_posting(self._records.vault, self._key, scope_id=scope_id, book=book, seq=seq, content=content)
-        return PostingRow(scope_id, seq, book, closed, now_us)
+        return PostingRow(scope_id, book, seq, closed, now_us)
 
     def _opened(self, row: PostingRow) -> Posting:
         return Posting(row.seq, row.created_at_us, open_posting(self._records.vault, self._key, row))

@@ -258,7 +258,7 @@ class SessionRow:
     tokens_saved: int
     created_at_us: int
     stamp: bytes = b""
-    postings: int = 0
+    books: str = ""
 
 
 @dataclass(slots=True)
@@ -351,8 +351,8 @@ class PostingRow:
     """What a session put down in one of its books; never changed, never removed."""
 
     scope_id: bytes
-    seq: int
     book: str
+    seq: int
     closed: bytes = field(repr=False)
     created_at_us: int
 
@@ -476,8 +476,8 @@ class Reader(Protocol):
         """Up to ``count`` postings of a book with sequence numbers above ``after``, in order."""
         ...
 
-    def posted(self, scope_id: bytes) -> tuple[int, int]:
-        """How many postings a session has in all its books, and the highest sequence number; no seal is checked."""
+    def posted(self, scope_id: bytes, book: str) -> tuple[int, int]:
+        """How many postings a book has, and the highest sequence number, 0 for none; no seal is checked."""
         ...
 
     def org_row(self) -> OrgRow:
@@ -744,8 +744,8 @@ class Survey(Protocol):
         """All results or batches of a session, by their key."""
         ...
 
-    def postings(self, scope_id: bytes, after: int, count: int) -> "list[Seen[PostingRow]]":
-        """Up to ``count`` postings of a session in all its books behind a sequence number, by that."""
+    def postings(self, scope_id: bytes, after: tuple[str, int], count: int) -> "list[Seen[PostingRow]]":
+        """Up to ``count`` postings of a session behind a book and sequence number, in that order."""
         ...
 
     def strays(self, kind: type[R], skip: int, count: int) -> list[Seen[R]]:

@@ -422,7 +422,7 @@ LAYOUT = {
     "orgs": "org:s deployment:b aux_wrapped:b kek_version:i kek_fingerprint:b generation:i created_at_us:i seal",
     "scope_keys": "org:s scope_id:b wrapped:b kek_version:i kek_fingerprint:b generation:i created_at_us:i seal",
     "sessions": "org:s session_id:s scope_id:b subject:s dialect:s tag:s version:i next_number:i suspended:s? "
-    "batches:i restores:i tokens_saved:i created_at_us:i stamp:b seal",
+    "batches:i restores:i tokens_saved:i created_at_us:i stamp:b books:s seal",
     "results": "org:s scope_id:b number:i version:i seen:i call_id:b tool_name:b result_tool_name:b? own:s? kind:s? "
     "sensitivity:s media_type:s size_chars:i size_bytes:i tokens:i labelled:i observed_at_us:i observed_by:s "
     "content_tag:b labelled_tag:b? origin:i? part:b? state:s note_tag:b? rendering:s? live_ask:s? note_tokens:i "
@@ -431,6 +431,7 @@ LAYOUT = {
     "originals": "org:s original_id:b envelope:b",
     "objects": "org:s original_id:b key:s size_bytes:i part_bytes:i state:s expires_at_us:i created_at_us:i seal",
     "batches": "org:s scope_id:b batch_id:b request_tag:b idempotency_key:s? receipt:s created_at_us:i seal",
+    "postings": "org:s scope_id:b book:s seq:i closed:b created_at_us:i seal",
     "audit_heads": "org:s size:i frontier:b last_leaf_hash:b policy_digest:s? custody_version:i seal",
     "audit_leaves": "org:s seq:i leaf:b",
     "holds": "org:s hold_id:b scope_id:b? number:i? reason:b placed_by:s placed_at_us:i released_by:s? "
@@ -446,11 +447,15 @@ LAYOUT = {
 A table with a column ``seal`` is sealed, in all columns before it.
 """
 
-ADDED = {"audit_heads": {"custody_version": 0}}
+ADDED: dict[str, dict[str, Any]] = {"audit_heads": {"custody_version": 0}, "sessions": {"books": ""}}
 """Columns that were added to sealed rows, the last ones before the seal, which leaves them out while they are so."""
 
 NO_ORG = "\x01"
-SCHEMA = "0003"
+SCHEMAS = {
+    "0003": {"postings": None, "sessions": {"books": ""}},
+    "0004": {},
+}
+"""The schemas there are: what each lacks of the tables below, a table, or columns with what they would hold."""
 TYPES = {"b": bytes, "s": str, "i": int}
 
 Row = dict[str, Any]
@@ -465,11 +470,16 @@ def columns_of(table: str) -> list[str]:
 def read_database(path: Path) -> Tables:
     """All rows of an SQLite file that nobody writes to."""
     with strictly("database"), closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as file:
-        need(file.execute("SELECT version_num FROM evidence_archive_version").fetchall() == [(SCHEMA,)], "a schema")
-        return {
-            table: [dict(zip(columns_of(table), row, strict=True)) for row in file.execute(f"SELECT * FROM {table}")]
-            for table in LAYOUT
-        }
+        ((schema,),) = file.execute("SELECT version_num FROM evidence_archive_version").fetchall()
+        need(schema in SCHEMAS, "a schema")
+        tables: Tables = {}
+        for table in LAYOUT:
+            lacking = SCHEMAS[schema].get(table, {})
+            rows = [] if lacking is None else file.execute(f"SELECT * FROM {table}").fetchall()
+            names = [name for name in columns_of(table) if not lacking or name not in lacking]
+            named = [{**dict(zip(names, row, strict=True)), **(lacking or {})} for row in rows]
+            tables[table] = [{name: row[name] for name in columns_of(table)} for row in named]
+        return tables
 
 
 def row_seal(row_key: bytes, table: str, row: Row) -> bytes:
@@ -559,6 +569,7 @@ class Org:
         self.originals: dict[tuple[str, str], dict[str, bytes]] = {}
         self.notes: dict[tuple[str, str], str] = {}
         self.parts: dict[tuple[str, str], str] = {}
+        self.books: dict[tuple[str, str], list[Any]] = {}
         self.shredded: set[tuple[str, str]] = set()
         self.hashes: list[bytes] = []
         self.entries = self._log()
@@ -694,6 +705,29 @@ class Org:
         for batch in self.tables["batches"]:
             if batch["scope_id"] == scope_id:
                 self._batch(name, batch, tag_key)
+        self._postings(session, tag_key)
+
+    def _postings(self, session: Row, tag_key: bytes) -> None:
+        """What is in the session's books, which is what the log says, and opens."""
+        scope_id, name = session["scope_id"], session["session_id"]
+        told = {}
+        for entry in self.entries:
+            if entry["event"] == "book.posted" and entry["session_id"] == name:
+                details = entry["details"]
+                for at, digest in enumerate(details["digests"], details["first"]):
+                    told[details["book"], at] = digest
+        rows = [row for row in self.tables["postings"] if row["scope_id"] == scope_id]
+        there = {(row["book"], row["seq"]): hashlib.sha256(row["closed"]).hexdigest() for row in rows}
+        counts = strict_json(session["books"].encode("utf-8", "surrogatepass")) if session["books"] else {}
+        written = json.dumps(counts, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+        need(written == session["books"] or not session["books"], "how books are counted")
+        numbered = {(book, at) for book, count in counts.items() for at in range(1, count + 1)}
+        need(there == told and told.keys() == numbered, "what is in a book")
+        for row in rows if tag_key else []:
+            key = hkdf(tag_key, b"evidence-archive/v1/posting")
+            context = self.bound("posting", scope_id, row["book"], row["seq"])
+            content = json.loads(decrypt(key, context, row["closed"]).decode("utf-8", "surrogatepass"))
+            self.books.setdefault((name, row["book"]), []).append(content)
 
     def _scope_keys(self, scope: Row) -> tuple[bytes, bytes]:
         """The key of a session, and the key of its tags."""
@@ -808,7 +842,7 @@ class Org:
             all(row["original_id"] in named for row in [*self.tables["originals"], *stored]), "an original of nothing"
         )
         scopes = {row["scope_id"] for row in self.tables["sessions"]}
-        for table in ("results", "batches", "scope_keys"):
+        for table in ("results", "batches", "postings", "scope_keys"):
             need(
                 all(row["scope_id"] in scopes for row in self.tables[table]), f"a row of {table} without its session"
             )

@@ -21,6 +21,7 @@ from independent_decoder import NotWhatWasSealed, Org, Tables
 from sqlmodel import SQLModel
 
 from evidence_archive import Archive, Principal, envelopes
+from evidence_archive.books import Books
 from evidence_archive.errors import BatchRejectedError, HeldError, NotAvailableError, ShreddedError
 from evidence_archive.keys import new_keys
 from evidence_archive.objects import open_objects
@@ -38,6 +39,7 @@ PARTS = [
     {"type": "text", "text": "b", "a": [True, 1.0, None, "caf\N{LATIN SMALL LETTER E WITH ACUTE} \ud83d"]},
 ]
 CONTENTS = {"r1": UGLY, "r2": PARTS, "r3": LONG, "r4": "to be shredded\n" * 90, "r5": "shredded as well\n" * 90}
+BOOKS = {"card": [{"goal": "a goal \ud800", "at": [1, None]}, {}], "ledger": [{"z": True, "a": {"b": 1.5}}]}
 PATTERN = "log, 4 ms \ud800"
 
 
@@ -159,6 +161,8 @@ def filled(archive: Archive, principal: Principal) -> None:
     session.archive([("r7", note("r7"))])
     restored_by_the_model(talk, session, "r3", pattern=PATTERN, context_lines=1)
     restored_by_the_model(talk, session, "r1")
+    for book, contents in BOOKS.items():
+        Books(session._records).post(book, lambda known, contents=contents: (contents, None))
     with pytest.raises(NotAvailableError):
         archive.restore("case", "r2", principal=Principal(principal.org, "somebody"))
     for name in ("other", "gone"):
@@ -201,6 +205,7 @@ def test_the_second_decoder_opens_everything_that_was_archived(stored: Stored):
         assert org.originals["other", "r1"]["data"] == b"an original of other\n" * 60
         escaped = PATTERN.encode("unicode_escape").decode("ascii")
         assert set(org.parts.values()) == {"lines:2-700", f"pattern:1:{escaped}"}
+        assert org.books == {("case", book): contents for book, contents in BOOKS.items()}
     assert north.line == stored.lines["north-clinic"]
     assert {*north.shredded} >= {("case", "r4"), ("case", "r5"), ("gone", "r1")}
     assert {key: words for key, words in north.reasons.items() if len(key) == 32} == stored.holds
@@ -327,9 +332,12 @@ def test_the_seal_leaves_out_a_column_that_was_added_while_it_has_nothing(
     tables = independent.read_database(sqlite_desk.database)
     assert ([row["custody_version"] for row in tables["audit_heads"]], tables["custody"]) == ([0], [])
     independent.read_archive(tables, unwrap)
-    monkeypatch.setattr(independent, "ADDED", {})
-    with pytest.raises(NotWhatWasSealed, match="audit_heads"):
-        independent.read_archive(tables, unwrap)
+    assert [row["books"] for row in tables["sessions"]] == [""]
+    for table in ("audit_heads", "sessions"):
+        with monkeypatch.context() as patch:
+            patch.delitem(independent.ADDED, table)
+            with pytest.raises(NotWhatWasSealed, match=table):
+                independent.read_archive(tables, unwrap)
 
 
 def test_a_row_that_is_missing_or_of_another_org_is_noticed(stored: Stored):

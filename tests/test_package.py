@@ -75,6 +75,7 @@ PUBLIC = [
     "TokenCounter",
     "ToolCall",
     "UnsupportedVersionError",
+    "WindowTooSmallError",
     "WrongKeyError",
     "__version__",
 ]

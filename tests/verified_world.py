@@ -17,6 +17,7 @@ from sqlalchemy import Table
 from sqlmodel import SQLModel
 
 from evidence_archive import Archive, EvidenceArchiveError, Principal
+from evidence_archive.books import Books
 from evidence_archive.errors import KeyNotFoundError
 from evidence_archive.objects import open_objects
 from evidence_archive.sealing.keyring import derive, unwrap, wrap
@@ -84,8 +85,13 @@ def copied(talk: Conversation, session: Any, result_id: str) -> None:
     session.view(talk.messages)
 
 
+def put_down(session: Any, book: str, *contents: Any) -> None:
+    """Postings in a book of a session."""
+    Books(session._records).post(book, lambda known: (contents, None))
+
+
 class World:
-    """Two orgs with two sessions each, on any engine.
+    """Two orgs with two sessions each, on any engine; each session has three postings in two books.
 
     r1 to r4 of every session are A to D, r5 is a copy of a part of r1. In the session ``case`` r1 was labelled and is
     kept for a year, and r4 was shredded; there are holds, two rotations, and several signed heads.
@@ -168,6 +174,9 @@ class World:
                 copied(talk, session, "r1")
                 session.archive([("r5", "a copy, read")])
                 self.messages[principal.org, name] = talk.messages
+                put_down(session, "card", {"at": 1}, {"at": 2})
+                self.remember()
+                put_down(session, "ledger", {"at": 3})
 
     def _ruled(self, principal: Principal) -> None:
         with self.open() as archive:
@@ -209,6 +218,8 @@ class World:
     def loosened(self) -> None:
         """What an attacker of a SQLite file does first: STRICT and NOT NULL would only be in the way."""
         with closing(sqlite3.connect(self.desk.database, isolation_level=None)) as straight:
+            for name in straight.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+                straight.execute(f"DROP TRIGGER {name[0]}")
             straight.execute("PRAGMA writable_schema=ON")
             for name, sql in straight.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall():
                 loose = re.sub(r"STRICT\s*,|,?\s*STRICT", "", sql.replace("NOT NULL", ""))
@@ -249,6 +260,7 @@ class World:
                     scope_id,
                 ),
             },
+            "postings": {"scope_id": scope_id, "book": "card", "seq": 2},
             "audit_leaves": {"seq": 4},
             "holds": {"hold_id": one("SELECT hold_id FROM holds WHERE org = ? AND number IS NOT NULL", org)},
             "shreds": {"shred_id": one("SELECT shred_id FROM shreds WHERE org = ?", org)},

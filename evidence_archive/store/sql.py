@@ -53,7 +53,7 @@ _SESSION = Shape(t.SESSIONS, SessionRow, "session_id")
 _RESULT = Shape(t.RESULTS, ResultRow, "scope_id", "number")
 _OBJECT = Shape(t.OBJECTS, ObjectRow, "original_id")
 _BATCH = Shape(t.BATCHES, BatchRow, "scope_id", "batch_id")
-_POSTING = Shape(t.POSTINGS, PostingRow, "scope_id", "seq")
+_POSTING = Shape(t.POSTINGS, PostingRow, "scope_id", "book", "seq")
 _HEAD = Shape(t.AUDIT_HEADS, HeadRow)
 _HOLD = Shape(t.HOLDS, HoldRow, "hold_id")
 _SHRED = Shape(t.SHREDS, ShredRow, "shred_id")
@@ -208,10 +208,11 @@ _SELECT_POSTINGS = _Statement(
 )
 _COUNT_POSTINGS = _Statement(
     select(func.count(), func.coalesce(func.max(_P.seq), 0)).where(
-        _P.org == bindparam("org"), _P.scope_id == bindparam("scope_id")
+        _P.org == bindparam("org"), _P.scope_id == bindparam("scope_id"), _P.book == bindparam("book")
     ),
     "org",
     "scope_id",
+    "book",
 )
 _SELECT_HEAD = _select(t.AUDIT_HEADS)
 _SELECT_LEAVES = _Statement(
@@ -456,10 +457,16 @@ class SqlReader:
         rows = self._all(_SELECT_POSTINGS, scope_id, book, after, count)
         return [_POSTING.opened(self._row_key, row) for row in rows]
 
-    def posted(self, scope_id: bytes) -> tuple[int, int]:
-        """How many postings a session has in all its books, and the highest sequence number; no seal is checked."""
-        count, highest = self._one(_COUNT_POSTINGS, scope_id)
-        return int(count), int(highest)
+    def posted(self, scope_id: bytes, book: str) -> tuple[int, int]:
+        """How many postings a book has, and the highest sequence number, 0 for none; no seal is checked.
+
+        Raises:
+            SealBrokenError: one has no number there.
+        """
+        count, highest = self._one(_COUNT_POSTINGS, scope_id, book)
+        if type(highest) is not int:
+            raise SealBrokenError("A posting stands at a place that there is not: it was changed outside this library.")
+        return int(count), highest
 
     def scopes(self, after: bytes, count: int) -> list[ScopeRow]:
         """Up to ``count`` scope keys with ids above ``after``, by id."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, select, tuple_
 
 from evidence_archive.errors import SealBrokenError
 from evidence_archive.ports import (
@@ -112,13 +112,14 @@ _POSTINGS_AFTER = _Statement(
     .where(
         t.POSTINGS.c.org == bindparam("org"),
         t.POSTINGS.c.scope_id == bindparam("scope_id"),
-        t.POSTINGS.c.seq > bindparam("after"),
+        tuple_(t.POSTINGS.c.book, t.POSTINGS.c.seq) > tuple_(bindparam("book"), bindparam("seq")),
     )
-    .order_by(t.POSTINGS.c.seq)
+    .order_by(t.POSTINGS.c.book, t.POSTINGS.c.seq)
     .limit(bindparam("count")),
     "org",
     "scope_id",
-    "after",
+    "book",
+    "seq",
     "count",
 )
 _STRAYS: dict[Shape[Any], Any] = {
@@ -169,9 +170,9 @@ class SqlSurvey:
         shape = _SHAPES[kind]
         return [self._seen(shape, stored) for stored in self._all(_OF_SCOPE[shape], scope_id)]
 
-    def postings(self, scope_id: bytes, after: int, count: int) -> list[Seen[PostingRow]]:
-        """Up to ``count`` postings of a session in all its books behind a sequence number, by that."""
-        rows = self._all(_POSTINGS_AFTER, scope_id, after, count)
+    def postings(self, scope_id: bytes, after: tuple[str, int], count: int) -> list[Seen[PostingRow]]:
+        """Up to ``count`` postings of a session behind a book and sequence number, in that order."""
+        rows = self._all(_POSTINGS_AFTER, scope_id, *after, count)
         return [self._seen(_POSTING, stored) for stored in rows]
 
     def strays(self, kind: type[R], skip: int, count: int) -> list[Seen[R]]:

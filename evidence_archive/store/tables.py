@@ -81,6 +81,11 @@ def _added_int() -> Any:
     return Field(sa_column=Column(kind, nullable=False, server_default="0", info={"unsealed_while": 0}))
 
 
+def _added_text() -> Any:
+    kind = Text().with_variant(TEXT(collation="C"), "postgresql")
+    return Field(sa_column=Column(kind, nullable=False, server_default="", info={"unsealed_while": ""}))
+
+
 _IS_SEAL = "it is the seal"
 _STRICT = {"sqlite_strict": True, "sqlite_with_rowid": False}
 _STRICT_ROWID = {"sqlite_strict": True}
@@ -135,7 +140,7 @@ class SessionRecord(SQLModel, table=True):
     tokens_saved: int = _int()
     created_at_us: int = _int()
     stamp: bytes = _bytes()
-    postings: int = _added_int()
+    books: str = _added_text()
     seal: bytes = _bytes(unsealed_because=_IS_SEAL)
 
 
@@ -238,11 +243,11 @@ class Posting(SQLModel, table=True):
     """Something that a session put down in one of its books; triggers refuse every change and every removal."""
 
     __tablename__ = "postings"
-    __table_args__ = (Index("ix_postings_book", "org", "scope_id", "book", "seq"), _STRICT)
+    __table_args__ = _STRICT
     org: str = _text(key=True)
     scope_id: bytes = _bytes(key=True)
+    book: str = _text(key=True)
     seq: int = _int(key=True)
-    book: str = _text()
     closed: bytes = _bytes()
     created_at_us: int = _int()
     seal: bytes = _bytes(unsealed_because=_IS_SEAL)

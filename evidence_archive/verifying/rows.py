@@ -1,11 +1,13 @@
 """One session's rows, compared with each other and with what the log says of it."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from hashlib import sha256
 
-from evidence_archive.errors import FormatError, IntegrityError
+from evidence_archive.books import counts_of
+from evidence_archive.errors import FormatError, IntegrityError, SealBrokenError
 from evidence_archive.model import parse_result_id
 from evidence_archive.ports import BatchRow, ObjectRow, PostingRow, ResultRow, ScopeRow, Seen, SessionRow, Survey
 from evidence_archive.proof import leaf as audit
@@ -29,7 +31,7 @@ class SessionRows:
         self._id = session_id
         self._told = told
         self._present: set[int] = set()
-        self._postings_count = 0
+        self._posted: Counter[str] = Counter()
         self.rows: dict[int, ResultRow] = {}
         for seen in results:
             number = seen.stored["number"]
@@ -136,35 +138,33 @@ class SessionRows:
         """What is in the session's books, with the entries that say what was put down."""
         expected = self._told_postings()
         for seen in self._postings(scope_id):
-            seq = seen.stored["seq"]
-            place = f"{self._id} posting {number_text(seq)}"
+            place = f"{self._id} {key_text(seen.stored['book'])} {key_text(seen.stored['seq'])}"
             self._findings.row("postings", place, seen, self._id)
-            self._postings_count += 1
             if seen.row is None:
                 continue
-            told = expected.get(seen.row.seq)
+            self._posted[seen.row.book] += 1
+            told = expected.pop((seen.row.book, seen.row.seq), None)
             if told is None:
                 sentence = "The log says nothing of this posting: the row was put in."
                 self._findings.add("posting_unlogged", "postings", place, sentence, self._id)
-            elif told != (seen.row.book, sha256(seen.row.closed).hexdigest()):
+            elif told != sha256(seen.row.closed).hexdigest():
                 sentence = "This posting is not what the log says was put down: it was changed."
                 self._findings.add("posting_differs", "postings", place, sentence, self._id)
-            expected.pop(seen.row.seq, None)
-        for seq in sorted(expected):
+        for book, seq in sorted(expected):
             sentence = "The log says that this was put down, and it is not there: it was removed."
-            self._findings.add("posting_missing", "postings", f"{self._id} posting {seq}", sentence, self._id)
+            self._findings.add("posting_missing", "postings", f"{self._id} {book} {seq}", sentence, self._id)
 
     def _postings(self, scope_id: bytes) -> Iterator[Seen[PostingRow]]:
-        after = -(2**62)
+        after = ("", -(2**62))
         while page := self._survey.postings(scope_id, after, POSTINGS_PER_READ):
             yield from page
-            last = page[-1].stored["seq"]
-            if type(last) is not int or len(page) < POSTINGS_PER_READ:
+            last = (page[-1].stored["book"], page[-1].stored["seq"])
+            if not isinstance(last[0], str) or type(last[1]) is not int or len(page) < POSTINGS_PER_READ:
                 return
-            after = last
+            after = last[0], last[1]
 
-    def _told_postings(self) -> dict[int, tuple[str, str]]:
-        expected: dict[int, tuple[str, str]] = {}
+    def _told_postings(self) -> dict[tuple[str, int], str]:
+        expected: dict[tuple[str, int], str] = {}
         for seq in self._told.postings:
             for found, data in self._survey.leaves(seq - 1, 1):
                 with suppress(IntegrityError, FormatError, KeyError, TypeError, ValueError):
@@ -193,7 +193,7 @@ class SessionRows:
             "dialect": told.dialect is not None and row.dialect != told.dialect,
             "count of batches": row.batches != len(told.batches),
             "count of restores": row.restores != told.restores,
-            "count of postings": row.postings != self._postings_count,
+            "count of postings": not self._counts_books(row),
             "count of tokens saved": None not in saved and row.tokens_saved != sum(one or 0 for one in saved),
             "version": row.version < max(versions, default=0),
             "suspension": (told.suspended and row.suspended is None) or is_shredded != (row.suspended == SHREDDED),
@@ -202,6 +202,12 @@ class SessionRows:
             if is_wrong:
                 sentence = f"The {what} of this session is not what the log and its results say: the row was changed."
                 self._findings.add("session_differs", "sessions", f"{self._id} {what}", sentence, self._id)
+
+    def _counts_books(self, row: SessionRow) -> bool:
+        try:
+            return counts_of(row) == self._posted
+        except SealBrokenError:
+            return False
 
     def check_scope(self, seen: Seen[ScopeRow] | None, org_shredded: bool, kek_floor: int) -> None:
         """A session's wrapped key: there, of the right generation, or gone because it was shredded."""

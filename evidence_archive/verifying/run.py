@@ -608,17 +608,19 @@ class Run:
         vault = self._vault
         if vault is None:
             return
-        key, after = posting_key(keys.tag), -1
+        key, after = posting_key(keys.tag), ("", -1)
         while True:
             with self._surveying() as survey:
                 page = survey.postings(keys.scope_id, after, POSTINGS_PER_READ)
             for row in (seen.row for seen in page if seen.row is not None):
-                after = row.seq
+                after = (row.book, row.seq)
                 try:
                     open_posting(vault, key, row)
                 except IntegrityError:
                     sentence = "This posting does not open: it was changed, or it is that of another place."
-                    self._add("posting_unopened", "postings", f"{session_id} posting {row.seq}", sentence, session_id)
+                    self._add(
+                        "posting_unopened", "postings", f"{session_id} {row.book} {row.seq}", sentence, session_id
+                    )
                 else:
                     self._round["postings"] += 1
             if len(page) < POSTINGS_PER_READ or all(seen.row is None for seen in page):
@@ -701,7 +703,7 @@ class Run:
             (ScopeRow, "scope_keys", ("scope_id",)),
             (ResultRow, "results", ("scope_id", "number")),
             (BatchRow, "batches", ("scope_id", "batch_id")),
-            (PostingRow, "postings", ("scope_id", "seq")),
+            (PostingRow, "postings", ("scope_id", "book", "seq")),
             (ObjectRow, "objects", ("original_id",)),
         )
         for kind, table, names in kinds:

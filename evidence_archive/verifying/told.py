@@ -270,11 +270,11 @@ def logged_batch(entry: audit.Leaf) -> dict[int, str | None]:
     return {parse_result_id(result_id): envelope for result_id, envelope in zip(results, envelopes, strict=True)}
 
 
-def logged_postings(entry: audit.Leaf) -> dict[int, tuple[str, str]]:
-    """Book and digest of what an entry put down, by sequence number.
+def logged_postings(entry: audit.Leaf) -> dict[tuple[str, int], str]:
+    """The digests of what an entry put down, by book and sequence number.
 
     Raises:
         ValueError, TypeError, KeyError: the entry does not say so.
     """
     first, book = int(entry.details["first"]), str(entry.details["book"])
-    return {first + at: (book, str(digest)) for at, digest in enumerate(entry.details["digests"])}
+    return {(book, first + at): str(digest) for at, digest in enumerate(entry.details["digests"])}

@@ -1,4 +1,4 @@
-"""The books of sessions: postings that are never changed and never removed, and how many each session has.
+"""The books of sessions: postings that are never changed and never removed, and how many are in each book.
 
 Revision: 0004
 """
@@ -27,23 +27,22 @@ def upgrade() -> None:
         "postings",
         sa.Column("org", _text(), primary_key=True, nullable=False),
         sa.Column("scope_id", sa.LargeBinary(), primary_key=True, nullable=False),
+        sa.Column("book", _text(), primary_key=True, nullable=False),
         sa.Column("seq", _integer(), primary_key=True, nullable=False),
-        sa.Column("book", _text(), nullable=False),
         sa.Column("closed", sa.LargeBinary(), nullable=False),
         sa.Column("created_at_us", _integer(), nullable=False),
         sa.Column("seal", sa.LargeBinary(), nullable=False),
         sqlite_strict=True,
         sqlite_with_rowid=False,
     )
-    op.create_index("ix_postings_book", "postings", ["org", "scope_id", "book", "seq"])
     _count_postings()
     wall_by_org("postings")
-    append_only("postings", "org", "scope_id", "seq")
+    append_only("postings", "org", "scope_id", "book", "seq")
 
 
 def _count_postings() -> None:
     """The column before the seal. A table of a server keeps its owner and grants: there it stands last."""
-    added = sa.Column("postings", _integer(), nullable=False, server_default="0")
+    added = sa.Column("books", _text(), nullable=False, server_default="")
     if op.get_bind().dialect.name == "postgresql":
         op.add_column("sessions", added)
         return
