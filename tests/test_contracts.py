@@ -18,7 +18,8 @@ from evidence_archive.errors import MisuseError
 from evidence_archive.keys import EnvironmentKeys, FileKeys, added_version, new_keys
 from evidence_archive.ports import KeyProvider, Store
 from evidence_archive.store import open_store, rows
-from evidence_archive.store.sql import _OBJECT, _SESSION, SqlOrgStore, SqlReader, SqlStore, SqlWriter
+from evidence_archive.store.sql import SqlOrgStore, SqlReader, SqlStore, SqlWriter
+from evidence_archive.store.statements import OBJECT, SESSION
 from evidence_archive.testing import KeyProviderContract, StoreContract
 
 pytest_plugins = ["pytester"]
@@ -318,11 +319,11 @@ def all_that_is_over(self: SqlReader, now_us: int, _count: int) -> list[Any]:
 
 
 def lenient(self: SqlWriter, rows: Any) -> None:
-    self._update(_OBJECT, [row for row in rows if self.object(row.original_id)])
+    self._update(OBJECT, [row for row in rows if self.object(row.original_id)])
 
 
 def losing(self: SqlWriter, session: Any) -> None:
-    self._update(_SESSION, [replace(session, version=min(session.version, 9))])
+    self._update(SESSION, [replace(session, version=min(session.version, 9))])
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from evidence_archive.errors import (
 from evidence_archive.keys import FileKeys
 from evidence_archive.logged import LoggedActs
 from evidence_archive.ports import CustodyRow
-from evidence_archive.store import sql
+from evidence_archive.store import statements
 from evidence_archive.store.sql import SqlWriter
 from evidence_archive.testing import FaultPlan, FrozenClock, faulted
 
@@ -585,7 +585,7 @@ def never_counted(desk: Desk, archive: Archive, principal: Principal) -> None:
     vault = archive._vault(principal)
     with vault.store.reading(1_000) as reader:
         head = replace(reader.head(), custody_version=0)
-    seal = sql._HEAD.values(vault.org, vault._keys.row, head)[-1]
+    seal = statements.HEAD.values(vault.org, vault._keys.row, head)[-1]
     desk.execute("DELETE FROM custody")
     desk.execute("UPDATE audit_heads SET custody_version = 0, seal = ?", seal)
 

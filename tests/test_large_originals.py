@@ -32,8 +32,7 @@ from evidence_archive.keys import open_provider
 from evidence_archive.model import Encoded
 from evidence_archive.ports import OBJECT_BYTES_MAX
 from evidence_archive.sealing.envelope import Slot, envelope_bytes, open_original, open_pieces, seal_pieces
-from evidence_archive.store import open_store
-from evidence_archive.store import sql as store_sql
+from evidence_archive.store import open_store, statements
 from evidence_archive.testing import FrozenClock
 
 OWNER = Principal(org="north-clinic", subject="triage-agent", roles={"agent"})
@@ -693,7 +692,7 @@ def test_a_batch_whose_objects_are_collected_after_they_were_read_back_is_refuse
 
 def test_looking_for_lapsed_intents_reads_neither_all_objects_nor_all_results(sqlite_desk: Desk) -> None:
     open_store(sqlite_desk.url).close()
-    sql, ordered = store_sql._SELECT_LAPSED.on(sqlite.dialect())
+    sql, ordered = statements.SELECT_LAPSED.on(sqlite.dialect())
     plan = sqlite_desk.execute(f"EXPLAIN QUERY PLAN {sql}", *ordered(("north-clinic", "stored", 0, "archived", 100)))
     read = [str(step[3]) for step in plan if "SEARCH" in str(step[3]) or "SCAN" in str(step[3])]
     assert [step.split("INDEX ")[-1] for step in read] == [

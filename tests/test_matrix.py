@@ -29,7 +29,7 @@ from evidence_archive.ports import CheckpointRow
 from evidence_archive.proof.leaf import decode_leaf, encode_leaf
 from evidence_archive.proof.merkle import Frontier, leaf_hash
 from evidence_archive.store import rows as store_rows
-from evidence_archive.store.sql import _CHECKPOINT, _HEAD
+from evidence_archive.store.statements import CHECKPOINT, HEAD
 from evidence_archive.verifying import VerifyReport
 from evidence_archive.verifying.findings import Findings
 from evidence_archive.verifying.run import Run
@@ -457,8 +457,8 @@ def rewritten(attacked: Attacked) -> None:
                 note = vault.signer.sign(frontier.size, frontier.root())
                 rows.append(CheckpointRow(frontier.size, note, frontier.to_bytes(), 1))
         head.frontier, head.last_leaf_hash = frontier.to_bytes(), leaf_hash(leaves[-1])
-        seal = _HEAD.values(NORTH.org, vault._keys.row, head)
-        checkpoints = [_CHECKPOINT.values(NORTH.org, vault._keys.row, row) for row in rows]
+        seal = HEAD.values(NORTH.org, vault._keys.row, head)
+        checkpoints = [CHECKPOINT.values(NORTH.org, vault._keys.row, row) for row in rows]
     desk = attacked.desk
     desk.execute("UPDATE audit_leaves SET leaf = ? WHERE org = ? AND seq = ?", leaves[at], NORTH.org, at)
     for table, written in (("audit_heads", [seal]), ("checkpoints", checkpoints)):

@@ -32,7 +32,7 @@ from evidence_archive.errors import (
     StoreUnavailableError,
     UnsupportedVersionError,
 )
-from evidence_archive.store import open_store
+from evidence_archive.store import open_store, statements
 from evidence_archive.store import sql as store_sql
 from evidence_archive.store.engine import POOL_CONNECTIONS_MAX, open_engine
 from evidence_archive.store.sql import SqlOrgStore, SqlStore
@@ -416,7 +416,7 @@ def test_no_update_of_a_session_is_lost_between_transactions(org: SqlOrgStore, a
 def test_an_update_would_be_lost_where_the_session_is_read_without_its_lock(
     org: SqlOrgStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_sql.SqlWriter, "_session_statement", store_sql._SELECT_SESSION)
+    monkeypatch.setattr(store_sql.SqlWriter, "_session_statement", statements.SELECT_SESSION)
     assert counted_together(org, audited=(True, False)) == 1
 
 
@@ -459,7 +459,7 @@ def test_creators_of_one_org_all_get_the_row_of_the_first(store: SqlStore) -> No
 def test_a_creator_that_looks_before_it_inserts_would_fail_where_another_is_faster(
     desk: Desk, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_sql, "_CLAIM_ORG", store_sql._inserting(SQLModel.metadata.tables["orgs"]))
+    monkeypatch.setattr(statements, "CLAIM_ORG", statements.inserting(SQLModel.metadata.tables["orgs"]))
     store.create_org(org_row(), ROW_KEY, [leaf_of(b"created")])
     with pytest.raises(StoreError):
         store.create_org(org_row(), ROW_KEY, [leaf_of(b"created")])
@@ -564,7 +564,7 @@ def test_no_statement_reads_a_whole_table(desk: Desk, engine: PostgresEngine) ->
     statements = {
         name: value
         for name, value in vars(store_sql).items()
-        if isinstance(value, store_sql._Statement) and name.startswith(("_SELECT", "_LOCK", "_FIND"))
+        if isinstance(value, statements.Statement) and name.startswith(("SELECT", "LOCK", "FIND"))
     }
     assert len(statements) > 10
     given: dict[str, Any] = {"org": "org7", "session_id": "5", "after": "5", "count": 2, "start": 5, "number": 5}

@@ -136,7 +136,7 @@ def rewritten(desk: Desk, custody: Custody, seq: int) -> None:
     """What an insider with store and keys can do: change an entry and make the head fit."""
     from evidence_archive.proof.leaf import decode_leaf, encode_leaf
     from evidence_archive.proof.merkle import Frontier, leaf_hash
-    from evidence_archive.store import sql
+    from evidence_archive.store import statements
 
     vault = custody._vault
     leaves = [leaf for _, leaf in sorted(desk.execute("SELECT seq, leaf FROM audit_leaves"))]
@@ -158,7 +158,7 @@ def rewritten(desk: Desk, custody: Custody, seq: int) -> None:
     with vault.store.reading(1_000) as reader:
         head = reader.head()
     head = replace(head, frontier=frontier.to_bytes(), last_leaf_hash=leaf_hash(leaves[-1]))
-    values = sql._HEAD.values(vault.org, vault._keys.row, head)
+    values = statements.HEAD.values(vault.org, vault._keys.row, head)
     desk.execute("UPDATE audit_leaves SET leaf = ? WHERE seq = ?", leaves[seq], seq)
     desk.execute(
         "UPDATE audit_heads SET frontier = ?, last_leaf_hash = ?, seal = ?", values[2], values[3], values[-1]

@@ -24,7 +24,7 @@ from evidence_archive.errors import (
 )
 from evidence_archive.ports import BatchRow, OrgRow, ResultRow, ScopeRow, SessionRow, StoredOriginal
 from evidence_archive.proof.merkle import leaf_hash, root_of
-from evidence_archive.store import open_store
+from evidence_archive.store import open_store, statements
 from evidence_archive.store import sql as store_sql
 from evidence_archive.store.sql import SqlOrgStore, SqlStore
 
@@ -322,7 +322,7 @@ class MeanwhileReader(store_sql.SqlReader):
 
     def _one(self, statement: Any, *values: Any) -> Any:
         row = super()._one(statement, *values)
-        if statement is store_sql._SELECT_ORG:
+        if statement is statements.SELECT_ORG:
             with suppress(StoreBusyError), pytest.MonkeyPatch.context() as patch:
                 patch.setattr(store_sql, "SqlReader", MeanwhileReader.__base__)
                 self.other.create_org(org_row(self.org), ROW_KEY, [leaf_of(b"created")])

@@ -9,14 +9,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import LargeBinary, bindparam, delete, func, insert, literal_column, select, union, update
-from sqlalchemy.engine import Dialect
 from sqlalchemy.pool import PoolProxiedConnection
-from sqlalchemy.sql import ClauseElement
 
 from evidence_archive.errors import AuditBrokenError, SealBrokenError, StoreError
 from evidence_archive.ports import (
@@ -36,6 +32,7 @@ from evidence_archive.ports import (
     Survey,
 )
 from evidence_archive.proof.merkle import Frontier, leaf_hash
+from evidence_archive.store import statements as q
 from evidence_archive.store import tables as t
 from evidence_archive.store.copying import check_vacant, copy_store, fill_store
 from evidence_archive.store.engine import SqlEngine, open_engine
@@ -47,326 +44,16 @@ __all__ = ["SqlOrgStore", "SqlReader", "SqlStore", "SqlWriter", "open_store"]
 NO_LEAF = hashlib.sha256(b"").digest()
 """Stands for "the last leaf" of an empty log."""
 
-_ORG = Shape(t.ORGS, OrgRow, holds_org=True)
-_SCOPE = Shape(t.SCOPES, ScopeRow, "scope_id")
-_SESSION = Shape(t.SESSIONS, SessionRow, "session_id")
-_RESULT = Shape(t.RESULTS, ResultRow, "scope_id", "number")
-_OBJECT = Shape(t.OBJECTS, ObjectRow, "original_id")
-_BATCH = Shape(t.BATCHES, BatchRow, "scope_id", "batch_id")
-_POSTING = Shape(t.POSTINGS, PostingRow, "scope_id", "book", "seq")
-_HEAD = Shape(t.AUDIT_HEADS, HeadRow)
-_HOLD = Shape(t.HOLDS, HoldRow, "hold_id")
-_SHRED = Shape(t.SHREDS, ShredRow, "shred_id")
-_CHECKPOINT = Shape(t.CHECKPOINTS, CheckpointRow, "size")
-_CUSTODY = Shape(t.CUSTODY, CustodyRow)
-
 _NO_HEAD = "The audit log of this org has no head: it was removed outside this library."
 _ORG_REMOVED = "The row of this org was removed outside this library: put it back."
-_STORED, _ARCHIVED = "stored", "archived"
 _STAMP_BYTES = 16
 _VERSION_BYTES = 7
-_READ_BACK_ROWS = 50
-"""Envelopes read back by one statement; they are compared one by one, never held together."""
-
-_S, _K, _R, _O, _P = t.SESSIONS.c, t.SCOPES.c, t.RESULTS.c, t.OBJECTS.c, t.POSTINGS.c
-
-
-class _Statement:
-    """A statement, compiled once per database, that takes its parameters by position.
-
-    Args:
-        core: written in SQLAlchemy Core.
-        names: its parameters, in the order callers give them.
-        ending: what both databases understand and Core has no word for.
-    """
-
-    def __init__(self, core: ClauseElement, *names: str, ending: str = "") -> None:
-        self._core = core
-        self._ending = ending
-        self._names = names
-        self._compiled: dict[str, tuple[str, Callable[[Any], Any]]] = {}
-
-    def on(self, dialect: Dialect) -> tuple[str, Callable[[Any], Any]]:
-        """The SQL, and what brings a caller's values into its order."""
-        found = self._compiled.get(dialect.name)
-        if found is None:
-            compiled: Any = self._core.compile(dialect=dialect)
-            # A dialect may add parameters of its own (SQLite's OFFSET); their values stand behind the caller's.
-            added = tuple(compiled.params[name] for name in compiled.positiontup if name not in self._names)
-            known = [*self._names, *(name for name in compiled.positiontup if name not in self._names)]
-            order = [known.index(name) for name in compiled.positiontup]
-            text = f"{compiled}{self._ending}"
-            if order == list(range(len(order))) and not added:
-                found = text, tuple
-            elif len(order) > 1 and not added:
-                found = text, itemgetter(*order)
-            else:
-                found = text, lambda values: tuple([(*values, *added)[at] for at in order])
-            self._compiled[dialect.name] = found
-        return found
-
-
-def _select(table: Any, *names: str, lock: bool = False) -> _Statement:
-    """Rows of a table by equality of the named columns, always with the org first."""
-    columns = table.c
-    core = select(table).where(columns.org == bindparam("org"), *(columns[name] == bindparam(name) for name in names))
-    return _Statement(core.with_for_update() if lock else core, "org", *names)
-
-
-# SQLite locks the whole database at BEGIN IMMEDIATE, and FOR UPDATE compiles to nothing; PostgreSQL locks these rows.
-# The order is the same in every transaction, so that none waits for another in a circle: the org's audit head, if it
-# is audited; then the session; then that session's key and results. Nobody writes a session's rows without its lock.
-# The head is locked by a statement of its own: what follows then sees everything that its last holder committed.
-_LOCK_HEAD = _select(t.AUDIT_HEADS, lock=True)
-_LOCK_SESSION = _select(t.SESSIONS, "session_id", lock=True)
-_SELECT_SESSION = _select(t.SESSIONS, "session_id")
-_SELECT_SESSIONS = _Statement(
-    select(t.SESSIONS)
-    .where(_S.org == bindparam("org"), _S.session_id > bindparam("after"))
-    .order_by(_S.session_id)
-    .limit(bindparam("count")),
-    "org",
-    "after",
-    "count",
-)
-_SELECT_SCOPE = _select(t.SCOPES, "scope_id")
-_SELECT_RESULTS = _Statement(
-    select(t.RESULTS)
-    .where(_R.org == bindparam("org"), _R.scope_id == bindparam("scope_id"), _R.version > bindparam("after_version"))
-    .order_by(_R.number),
-    "org",
-    "scope_id",
-    "after_version",
-)
-_FOUND = (
-    select(t.SESSIONS, t.SCOPES, t.RESULTS)
-    .join(t.SCOPES, (_K.org == _S.org) & (_K.scope_id == _S.scope_id))
-    .join(t.RESULTS, (_R.org == _S.org) & (_R.scope_id == _S.scope_id))
-    .where(_S.org == bindparam("org"), _S.session_id == bindparam("session_id"), _R.number == bindparam("number"))
-)
-_FIND = _Statement(_FOUND, "org", "session_id", "number")
-_LOCK_FOUND = _Statement(_FOUND.with_for_update(), "org", "session_id", "number")
-_SELECT_ENVELOPE = _Statement(
-    select(t.ORIGINALS.c.envelope).where(
-        t.ORIGINALS.c.org == bindparam("org"), t.ORIGINALS.c.original_id == bindparam("original_id")
-    ),
-    "org",
-    "original_id",
-)
-_SELECT_ENVELOPES = _Statement(
-    select(t.ORIGINALS.c.original_id, t.ORIGINALS.c.envelope).where(
-        t.ORIGINALS.c.org == bindparam("org"),
-        t.ORIGINALS.c.original_id.in_([bindparam(f"id_{at}", type_=LargeBinary) for at in range(_READ_BACK_ROWS)]),
-    ),
-    "org",
-    *(f"id_{at}" for at in range(_READ_BACK_ROWS)),
-)
-_SELECT_OBJECT = _select(t.OBJECTS, "original_id")
-_SELECT_LAPSED = _Statement(
-    select(t.OBJECTS)
-    .where(
-        _O.org == bindparam("org"),
-        _O.state < bindparam("stored"),  # all others are: a range of the index, which "not" is not
-        _O.expires_at_us <= bindparam("now_us"),
-        # What an archived result names is kept, even where somebody put an older intent back with its seal. The state
-        # is no condition of the inner look, which would then read all results instead of one by the index.
-        func.coalesce(
-            select(_R.state)
-            .where(_R.org == bindparam("org"), _R.original_id == _O.original_id)
-            .limit(1)
-            .scalar_subquery(),
-            literal_column("''"),
-        )
-        != bindparam("archived"),
-    )
-    .order_by(_O.expires_at_us, _O.original_id)
-    .limit(bindparam("count")),
-    "org",
-    "stored",
-    "now_us",
-    "archived",
-    "count",
-)
-_SELECT_NAMED = _select(t.RESULTS, "original_id")
-_SELECT_BATCH = _select(t.BATCHES, "scope_id", "request_tag")
-_SELECT_BATCH_BY_KEY = _select(t.BATCHES, "scope_id", "idempotency_key")
-_SELECT_POSTINGS = _Statement(
-    select(t.POSTINGS)
-    .where(
-        _P.org == bindparam("org"),
-        _P.scope_id == bindparam("scope_id"),
-        _P.book == bindparam("book"),
-        _P.seq > bindparam("after"),
-    )
-    .order_by(_P.seq)
-    .limit(bindparam("count")),
-    "org",
-    "scope_id",
-    "book",
-    "after",
-    "count",
-)
-_COUNT_POSTINGS = _Statement(
-    select(func.count(), func.coalesce(func.max(_P.seq), 0)).where(
-        _P.org == bindparam("org"), _P.scope_id == bindparam("scope_id"), _P.book == bindparam("book")
-    ),
-    "org",
-    "scope_id",
-    "book",
-)
-_SELECT_HEAD = _select(t.AUDIT_HEADS)
-_SELECT_LEAVES = _Statement(
-    select(t.AUDIT_LEAVES.c.seq, t.AUDIT_LEAVES.c.leaf)
-    .where(t.AUDIT_LEAVES.c.org == bindparam("org"), t.AUDIT_LEAVES.c.seq >= bindparam("start"))
-    .order_by(t.AUDIT_LEAVES.c.seq)
-    .limit(bindparam("count")),
-    "org",
-    "start",
-    "count",
-)
-_SELECT_ORG = _select(t.ORGS)
-_SELECT_SCOPES = _Statement(
-    select(t.SCOPES)
-    .where(_K.org == bindparam("org"), _K.scope_id > bindparam("after"))
-    .order_by(_K.scope_id)
-    .limit(bindparam("count")),
-    "org",
-    "after",
-    "count",
-)
-_SELECT_EXPIRED = _Statement(
-    select(t.RESULTS)
-    .where(
-        _R.org == bindparam("org"),
-        _R.retention_until_us <= bindparam("now_us"),
-        _R.state == bindparam("archived"),
-    )
-    .order_by(_R.retention_until_us, _R.scope_id, _R.number)
-    .limit(bindparam("count")),
-    "org",
-    "now_us",
-    "archived",
-    "count",
-)
-_SELECT_HOLDS = _Statement(
-    select(t.HOLDS).where(t.HOLDS.c.org == bindparam("org")).order_by(t.HOLDS.c.placed_at_us, t.HOLDS.c.hold_id),
-    "org",
-)
-_SELECT_SHREDS = _Statement(
-    select(t.SHREDS)
-    .where(t.SHREDS.c.org == bindparam("org"))
-    .order_by(t.SHREDS.c.requested_at_us, t.SHREDS.c.shred_id),
-    "org",
-)
-_SELECT_CHECKPOINTS = _Statement(
-    select(t.CHECKPOINTS)
-    .where(t.CHECKPOINTS.c.org == bindparam("org"), t.CHECKPOINTS.c.size > bindparam("after"))
-    .order_by(t.CHECKPOINTS.c.size)
-    .limit(bindparam("count")),
-    "org",
-    "after",
-    "count",
-)
-_SELECT_CHECKPOINT = _Statement(
-    select(t.CHECKPOINTS)
-    .where(t.CHECKPOINTS.c.org == bindparam("org"))
-    .order_by(t.CHECKPOINTS.c.size.desc())
-    .limit(bindparam("count")),
-    "org",
-    "count",
-)
-_SELECT_CUSTODY = _Statement(
-    select(t.AUDIT_HEADS, t.CUSTODY)
-    .join_from(t.AUDIT_HEADS, t.CUSTODY, t.AUDIT_HEADS.c.org == t.CUSTODY.c.org, isouter=True)
-    .where(t.AUDIT_HEADS.c.org == bindparam("org")),
-    "org",
-)
-_COUNT_BELOW = _Statement(
-    select(func.count()).where(
-        _K.org == bindparam("org"),
-        _K.kek_version < bindparam("kek_version"),
-        _K.wrapped != bindparam("nothing", type_=LargeBinary),
-    ),
-    "org",
-    "kek_version",
-    "nothing",
-)
-_COUNT_KEPT = _Statement(
-    select(func.count(), func.coalesce(func.sum(_R.size_bytes), 0)).where(
-        _R.org == bindparam("org"), _R.state == bindparam("archived"), _R.original_id.is_not(None)
-    ),
-    "org",
-    "archived",
-)
-_SELECT_ORG_NAMES = _Statement(
-    select(t.ORG_NAMES.c.name).where(t.ORG_NAMES.c.org == bindparam("org")).order_by(t.ORG_NAMES.c.name), "org"
-)
-
-_SELECT_UNLISTED = _Statement(
-    union(
-        *(
-            select(column).where(
-                column != bindparam("org"),
-                column.not_in(select(t.ORG_NAMES.c.name).where(t.ORG_NAMES.c.org == bindparam("org"))),
-            )
-            for column in (t.ORGS.c.org, _K.org)
-        )
-    ),
-    "org",
-)
-
-
-def _inserting(table: Any, *, ending: str = "") -> _Statement:
-    """INSERT of every column, in the table's order."""
-    names = [column.name for column in table.c]
-    return _Statement(insert(table).values({name: bindparam(name) for name in names}), *names, ending=ending)
-
-
-def _updating(shape: Shape[Any]) -> _Statement:
-    """UPDATE of every column outside the key, by key; values in the table's order."""
-    columns = shape.table.c
-    key = ("org", *shape.key)
-    core = (
-        update(shape.table)
-        .where(*(columns[name] == bindparam(f"key_{name}") for name in key))
-        .values({name: bindparam(name) for name in (*shape.fields, "seal") if name not in key})
-    )
-    names = [f"key_{column.name}" if column.name in key else column.name for column in columns]
-    return _Statement(core, *names)
-
-
-_INSERTS = {
-    shape: _inserting(shape.table)
-    for shape in (_SCOPE, _SESSION, _RESULT, _OBJECT, _BATCH, _POSTING, _HEAD, _HOLD, _SHRED, _CUSTODY)
-}
-_UPDATES = {
-    shape: _updating(shape) for shape in (_ORG, _SCOPE, _SESSION, _RESULT, _OBJECT, _HEAD, _HOLD, _SHRED, _CUSTODY)
-}
-_INSERT_CHECKPOINT = _inserting(t.CHECKPOINTS, ending=" ON CONFLICT DO NOTHING")
-_NAME_ORG = _inserting(t.ORG_NAMES, ending=" ON CONFLICT DO NOTHING")
-_DESTROY_ORIGINAL = _Statement(
-    delete(t.ORIGINALS).where(
-        t.ORIGINALS.c.org == bindparam("org"), t.ORIGINALS.c.original_id == bindparam("original_id")
-    ),
-    "org",
-    "original_id",
-)
-_MARK_OBJECTS = _inserting(t.OBJECTS, ending=" ON CONFLICT DO NOTHING")
-_DELETE_OBJECT = _Statement(
-    delete(t.OBJECTS).where(_O.org == bindparam("org"), _O.original_id == bindparam("original_id")),
-    "org",
-    "original_id",
-)
-_CLAIM_ORG = _inserting(t.ORGS, ending=" ON CONFLICT DO NOTHING")
-"""Waits for another creator's end; changes no row where that one made the org."""
-_INSERT_LEAF = _inserting(t.AUDIT_LEAVES)
-_INSERT_ORIGINAL = _inserting(t.ORIGINALS)
 
 
 class SqlReader:
     """One org's rows over one connection; see :class:`evidence_archive.ports.Reader`."""
 
-    _session_statement, _find_statement = _SELECT_SESSION, _FIND
+    _session_statement, _find_statement = q.SELECT_SESSION, q.FIND
 
     def __init__(self, engine: SqlEngine, connection: PoolProxiedConnection, org: str, row_key: bytes) -> None:
         self._dialect = engine.engine.dialect
@@ -375,33 +62,33 @@ class SqlReader:
         self._org = org
         self._row_key = row_key
 
-    def _all(self, statement: _Statement, *values: Any) -> list[Any]:
+    def _all(self, statement: q.Statement, *values: Any) -> list[Any]:
         sql, ordered = statement.on(self._dialect)
         rows: list[Any] = self._cursor().execute(sql, ordered((self._org, *values))).fetchall()
         return rows
 
-    def _one(self, statement: _Statement, *values: Any) -> Any:
+    def _one(self, statement: q.Statement, *values: Any) -> Any:
         rows = self._all(statement, *values)
         return rows[0] if rows else None
 
     def session(self, session_id: str) -> SessionRow | None:
         """The session of this id; in a writer it is locked until the transaction ends."""
         row = self._one(self._session_statement, session_id)
-        return None if row is None else _SESSION.opened(self._row_key, row)
+        return None if row is None else q.SESSION.opened(self._row_key, row)
 
     def sessions(self, after: str, count: int) -> list[SessionRow]:
         """Up to ``count`` sessions with ids above ``after``, by id."""
-        return [_SESSION.opened(self._row_key, row) for row in self._all(_SELECT_SESSIONS, after, count)]
+        return [q.SESSION.opened(self._row_key, row) for row in self._all(q.SELECT_SESSIONS, after, count)]
 
     def scope(self, scope_id: bytes) -> ScopeRow | None:
         """A wrapped scope key."""
-        row = self._one(_SELECT_SCOPE, scope_id)
-        return None if row is None else _SCOPE.opened(self._row_key, row)
+        row = self._one(q.SELECT_SCOPE, scope_id)
+        return None if row is None else q.SCOPE.opened(self._row_key, row)
 
     def results(self, scope_id: bytes, after_version: int) -> list[ResultRow]:
         """Results of a session that changed after a session version, by number."""
-        rows = self._all(_SELECT_RESULTS, scope_id, after_version)
-        return [_RESULT.opened(self._row_key, row) for row in rows]
+        rows = self._all(q.SELECT_RESULTS, scope_id, after_version)
+        return [q.RESULT.opened(self._row_key, row) for row in rows]
 
     def find(self, session_id: str, number: int) -> tuple[SessionRow, ScopeRow, ResultRow] | None:
         """A result with its session and key, in one statement whether or not it is there; a writer locks them."""
@@ -411,9 +98,9 @@ class SqlReader:
         scope_at = len(t.SESSIONS.c)
         result_at = scope_at + len(t.SCOPES.c)
         return (
-            _SESSION.opened(self._row_key, row[:scope_at]),
-            _SCOPE.opened(self._row_key, row[scope_at:result_at]),
-            _RESULT.opened(self._row_key, row[result_at:]),
+            q.SESSION.opened(self._row_key, row[:scope_at]),
+            q.SCOPE.opened(self._row_key, row[scope_at:result_at]),
+            q.RESULT.opened(self._row_key, row[result_at:]),
         )
 
     def envelope(self, original_id: bytes) -> bytes | None:
@@ -422,7 +109,7 @@ class SqlReader:
         Raises:
             SealBrokenError: it is not even bytes.
         """
-        row = self._one(_SELECT_ENVELOPE, original_id)
+        row = self._one(q.SELECT_ENVELOPE, original_id)
         if row is None:
             return None
         if type(row[0]) is not bytes:
@@ -431,31 +118,31 @@ class SqlReader:
 
     def object(self, original_id: bytes) -> ObjectRow | None:
         """Where the envelope lies that is not in the database."""
-        row = self._one(_SELECT_OBJECT, original_id)
-        return None if row is None else _OBJECT.opened(self._row_key, row)
+        row = self._one(q.SELECT_OBJECT, original_id)
+        return None if row is None else q.OBJECT.opened(self._row_key, row)
 
     def lapsed_objects(self, now_us: int, count: int) -> list[ObjectRow]:
         """Up to ``count`` rows not ``stored`` whose time is over and that no archived result names, oldest first."""
-        rows = self._all(_SELECT_LAPSED, _STORED, now_us, _ARCHIVED, count)
-        return [_OBJECT.opened(self._row_key, row) for row in rows]
+        rows = self._all(q.SELECT_LAPSED, q.STORED, now_us, q.ARCHIVED, count)
+        return [q.OBJECT.opened(self._row_key, row) for row in rows]
 
     def named(self, original_id: bytes) -> ResultRow | None:
         """The result that names this original."""
-        row = self._one(_SELECT_NAMED, original_id)
-        return None if row is None else _RESULT.opened(self._row_key, row)
+        row = self._one(q.SELECT_NAMED, original_id)
+        return None if row is None else q.RESULT.opened(self._row_key, row)
 
     def batch(self, scope_id: bytes, request_tag: bytes, idempotency_key: str | None) -> BatchRow | None:
         """The accepted batch with this idempotency key if one is given, else with this request tag."""
         if idempotency_key is None:
-            row = self._one(_SELECT_BATCH, scope_id, request_tag)
+            row = self._one(q.SELECT_BATCH, scope_id, request_tag)
         else:
-            row = self._one(_SELECT_BATCH_BY_KEY, scope_id, idempotency_key)
-        return None if row is None else _BATCH.opened(self._row_key, row)
+            row = self._one(q.SELECT_BATCH_BY_KEY, scope_id, idempotency_key)
+        return None if row is None else q.BATCH.opened(self._row_key, row)
 
     def postings(self, scope_id: bytes, book: str, after: int, count: int) -> list[PostingRow]:
         """Up to ``count`` postings of a book with sequence numbers above ``after``, in order."""
-        rows = self._all(_SELECT_POSTINGS, scope_id, book, after, count)
-        return [_POSTING.opened(self._row_key, row) for row in rows]
+        rows = self._all(q.SELECT_POSTINGS, scope_id, book, after, count)
+        return [q.POSTING.opened(self._row_key, row) for row in rows]
 
     def posted(self, scope_id: bytes, book: str) -> tuple[int, int]:
         """How many postings a book has, and the highest sequence number, 0 for none; no seal is checked.
@@ -463,39 +150,41 @@ class SqlReader:
         Raises:
             SealBrokenError: one has no number there.
         """
-        count, highest = self._one(_COUNT_POSTINGS, scope_id, book)
+        count, highest = self._one(q.COUNT_POSTINGS, scope_id, book)
         if type(highest) is not int:
-            raise SealBrokenError("A posting stands at a place that there is not: it was changed outside this library.")
+            raise SealBrokenError(
+                "A posting stands at a place that there is not: it was changed outside this library."
+            )
         return int(count), highest
 
     def scopes(self, after: bytes, count: int) -> list[ScopeRow]:
         """Up to ``count`` scope keys with ids above ``after``, by id."""
-        return [_SCOPE.opened(self._row_key, row) for row in self._all(_SELECT_SCOPES, after, count)]
+        return [q.SCOPE.opened(self._row_key, row) for row in self._all(q.SELECT_SCOPES, after, count)]
 
     def scopes_below(self, kek_version: int) -> int:
         """How many session keys are wrapped under an older version; no seal is checked."""
-        return int(self._one(_COUNT_BELOW, kek_version, b"")[0])
+        return int(self._one(q.COUNT_BELOW, kek_version, b"")[0])
 
     def expired(self, now_us: int, count: int) -> list[ResultRow]:
         """Up to ``count`` archived results whose retention is over, the longest over first."""
-        return [_RESULT.opened(self._row_key, row) for row in self._all(_SELECT_EXPIRED, now_us, _ARCHIVED, count)]
+        return [q.RESULT.opened(self._row_key, row) for row in self._all(q.SELECT_EXPIRED, now_us, q.ARCHIVED, count)]
 
     def holds(self) -> list[HoldRow]:
         """All holds, released ones included, by time."""
-        return [_HOLD.opened(self._row_key, row) for row in self._all(_SELECT_HOLDS)]
+        return [q.HOLD.opened(self._row_key, row) for row in self._all(q.SELECT_HOLDS)]
 
     def shreds(self) -> list[ShredRow]:
         """All shreds, by time."""
-        return [_SHRED.opened(self._row_key, row) for row in self._all(_SELECT_SHREDS)]
+        return [q.SHRED.opened(self._row_key, row) for row in self._all(q.SELECT_SHREDS)]
 
     def checkpoint(self) -> CheckpointRow | None:
         """The latest signed head."""
-        row = self._one(_SELECT_CHECKPOINT, 1)
-        return None if row is None else _CHECKPOINT.opened(self._row_key, row)
+        row = self._one(q.SELECT_CHECKPOINT, 1)
+        return None if row is None else q.CHECKPOINT.opened(self._row_key, row)
 
     def checkpoints(self, after: int, count: int) -> list[CheckpointRow]:
         """Up to ``count`` signed heads of logs with more than ``after`` entries, by size."""
-        return [_CHECKPOINT.opened(self._row_key, row) for row in self._all(_SELECT_CHECKPOINTS, after, count)]
+        return [q.CHECKPOINT.opened(self._row_key, row) for row in self._all(q.SELECT_CHECKPOINTS, after, count)]
 
     def custody(self) -> CustodyRow | None:
         """What the org has in keeping, as the head of the log knows it; ``None`` where that was never counted.
@@ -504,12 +193,12 @@ class SqlReader:
             SealBrokenError: the row was removed, or is an older one that was put back.
             AuditBrokenError: the head is gone.
         """
-        found = self._one(_SELECT_CUSTODY)
+        found = self._one(q.SELECT_CUSTODY)
         if found is None:
             raise AuditBrokenError(_NO_HEAD)
         at = len(t.AUDIT_HEADS.c)
-        head = _HEAD.opened(self._row_key, found[:at])
-        row = None if found[at] is None else _CUSTODY.opened(self._row_key, found[at:])
+        head = q.HEAD.opened(self._row_key, found[:at])
+        row = None if found[at] is None else q.CUSTODY.opened(self._row_key, found[at:])
         if (0 if row is None else row.version) != self._custody_version(head):
             raise SealBrokenError("What this org has in keeping is not what its log knows: the row was put back.")
         return row
@@ -519,7 +208,7 @@ class SqlReader:
 
     def in_keeping(self) -> tuple[int, int]:
         """How many originals can be restored, and their bytes, counted anew; no seal is checked."""
-        count, size_bytes = self._one(_COUNT_KEPT, _ARCHIVED)
+        count, size_bytes = self._one(q.COUNT_KEPT, q.ARCHIVED)
         return int(count), int(size_bytes)
 
     def org_row(self) -> OrgRow:
@@ -528,10 +217,10 @@ class SqlReader:
         Raises:
             SealBrokenError: it is gone.
         """
-        row = self._one(_SELECT_ORG)
+        row = self._one(q.SELECT_ORG)
         if row is None:
             raise SealBrokenError(_ORG_REMOVED)
-        return _ORG.opened(self._row_key, row)
+        return q.ORG.opened(self._row_key, row)
 
     def head(self, *, lock: bool = False) -> HeadRow:
         """The head of the audit log.
@@ -542,10 +231,10 @@ class SqlReader:
         Raises:
             AuditBrokenError: it is gone.
         """
-        row = self._one(_LOCK_HEAD if lock else _SELECT_HEAD)
+        row = self._one(q.LOCK_HEAD if lock else q.SELECT_HEAD)
         if row is None:
             raise AuditBrokenError(_NO_HEAD)
-        return _HEAD.opened(self._row_key, row)
+        return q.HEAD.opened(self._row_key, row)
 
     def leaves(self, start: int, count: int) -> list[tuple[int, bytes]]:
         """Up to ``count`` leaves from sequence number ``start``, as ``(seq, leaf)``.
@@ -553,7 +242,7 @@ class SqlReader:
         Raises:
             AuditBrokenError: one is not even bytes.
         """
-        rows = self._all(_SELECT_LEAVES, start, count)
+        rows = self._all(q.SELECT_LEAVES, start, count)
         for seq, leaf in rows:
             if type(leaf) is not bytes:
                 raise AuditBrokenError(f"Audit entry {seq} is not in the form this library writes: it was changed.")
@@ -563,7 +252,7 @@ class SqlReader:
 class SqlWriter(SqlReader):
     """One transaction; see :class:`evidence_archive.ports.Writer`."""
 
-    _session_statement, _find_statement = _LOCK_SESSION, _LOCK_FOUND
+    _session_statement, _find_statement = q.LOCK_SESSION, q.LOCK_FOUND
 
     def __init__(
         self,
@@ -577,7 +266,7 @@ class SqlWriter(SqlReader):
         self._head = head
         self._head_waits = False
 
-    def _many(self, statement: _Statement, rows: Sequence[Any]) -> int:
+    def _many(self, statement: q.Statement, rows: Sequence[Any]) -> int:
         """Run a statement for every row; how many rows changed."""
         sql, ordered = statement.on(self._dialect)
         with closing(self._cursor()) as cursor:
@@ -587,32 +276,32 @@ class SqlWriter(SqlReader):
 
     def _insert(self, shape: Shape[Any], rows: Sequence[Any]) -> None:
         if rows:
-            self._many(_INSERTS[shape], [shape.values(self._org, self._row_key, row) for row in rows])
+            self._many(q.INSERTS[shape], [shape.values(self._org, self._row_key, row) for row in rows])
 
     def _update(self, shape: Shape[Any], rows: Sequence[Any]) -> None:
         if rows:
-            changed = self._many(_UPDATES[shape], [shape.values(self._org, self._row_key, row) for row in rows])
+            changed = self._many(q.UPDATES[shape], [shape.values(self._org, self._row_key, row) for row in rows])
             if changed != len(rows):
                 raise StoreError(f"{changed} of {len(rows)} rows of {shape.table.name} were there to be changed.")
 
     def insert_session(self, session: SessionRow, scope: ScopeRow) -> None:
         """A new session with its key."""
         session.stamp = os.urandom(_STAMP_BYTES)
-        self._insert(_SCOPE, [scope])
-        self._insert(_SESSION, [session])
+        self._insert(q.SCOPE, [scope])
+        self._insert(q.SESSION, [session])
 
     def update_session(self, session: SessionRow) -> None:
         """New counters; exactly one row must change."""
         session.stamp = os.urandom(_STAMP_BYTES)
-        self._update(_SESSION, [session])
+        self._update(q.SESSION, [session])
 
     def insert_results(self, rows: Sequence[ResultRow]) -> None:
         """New results."""
-        self._insert(_RESULT, rows)
+        self._insert(q.RESULT, rows)
 
     def update_results(self, rows: Sequence[ResultRow]) -> None:
         """Results with new facts or a new state; exactly these rows must change."""
-        self._update(_RESULT, rows)
+        self._update(q.RESULT, rows)
 
     def insert_originals(self, originals: Sequence[StoredOriginal]) -> None:
         """Envelopes, read back and compared before this returns.
@@ -620,12 +309,12 @@ class SqlWriter(SqlReader):
         Raises:
             SealBrokenError: what was read back is not what was written.
         """
-        self._many(_INSERT_ORIGINAL, [(self._org, one.original_id, one.envelope) for one in originals])
-        for at in range(0, len(originals), _READ_BACK_ROWS):
-            written = {one.original_id: one.envelope for one in originals[at : at + _READ_BACK_ROWS]}
-            sql, ordered = _SELECT_ENVELOPES.on(self._dialect)
+        self._many(q.INSERT_ORIGINAL, [(self._org, one.original_id, one.envelope) for one in originals])
+        for at in range(0, len(originals), q.READ_BACK_ROWS):
+            written = {one.original_id: one.envelope for one in originals[at : at + q.READ_BACK_ROWS]}
+            sql, ordered = q.SELECT_ENVELOPES.on(self._dialect)
             # A last chunk that is not full asks for its first id again and again: one statement serves all sizes.
-            ids = [*written, *[next(iter(written))] * (_READ_BACK_ROWS - len(written))]
+            ids = [*written, *[next(iter(written))] * (q.READ_BACK_ROWS - len(written))]
             for original_id, envelope in self._cursor().execute(sql, ordered((self._org, *ids))):
                 if written.pop(original_id, None) != envelope:
                     raise SealBrokenError(
@@ -636,11 +325,11 @@ class SqlWriter(SqlReader):
 
     def insert_objects(self, rows: Sequence[ObjectRow]) -> None:
         """New intents."""
-        self._insert(_OBJECT, rows)
+        self._insert(q.OBJECT, rows)
 
     def update_objects(self, rows: Sequence[ObjectRow]) -> None:
         """Intents with a new state or time; exactly these rows must change."""
-        self._update(_OBJECT, rows)
+        self._update(q.OBJECT, rows)
 
     def delete_objects(self, rows: Sequence[ObjectRow]) -> None:
         """No such rows any more; exactly these must go.
@@ -649,37 +338,37 @@ class SqlWriter(SqlReader):
             StoreError: one of them is not there.
         """
         if rows:
-            gone = self._many(_DELETE_OBJECT, [(self._org, row.original_id) for row in rows])
+            gone = self._many(q.DELETE_OBJECT, [(self._org, row.original_id) for row in rows])
             if gone != len(rows):
                 raise StoreError(f"{gone} of {len(rows)} rows of {t.OBJECTS.name} were there to be deleted.")
 
     def insert_batch(self, row: BatchRow) -> None:
         """The batch, for idempotent answers."""
-        self._insert(_BATCH, [row])
+        self._insert(q.BATCH, [row])
 
     def insert_postings(self, rows: Sequence[PostingRow]) -> None:
         """New postings."""
-        self._insert(_POSTING, rows)
+        self._insert(q.POSTING, rows)
 
     def insert_holds(self, rows: Sequence[HoldRow]) -> None:
         """New holds."""
-        self._insert(_HOLD, rows)
+        self._insert(q.HOLD, rows)
 
     def update_holds(self, rows: Sequence[HoldRow]) -> None:
         """Holds that were released; exactly these rows must change."""
-        self._update(_HOLD, rows)
+        self._update(q.HOLD, rows)
 
     def insert_shreds(self, rows: Sequence[ShredRow]) -> None:
         """New shreds."""
-        self._insert(_SHRED, rows)
+        self._insert(q.SHRED, rows)
 
     def update_shreds(self, rows: Sequence[ShredRow]) -> None:
         """Shreds that are complete; exactly these rows must change."""
-        self._update(_SHRED, rows)
+        self._update(q.SHRED, rows)
 
     def insert_checkpoint(self, row: CheckpointRow) -> None:
         """A signed head; nothing where one of this size is there already."""
-        self._many(_INSERT_CHECKPOINT, [_CHECKPOINT.values(self._org, self._row_key, row)])
+        self._many(q.INSERT_CHECKPOINT, [q.CHECKPOINT.values(self._org, self._row_key, row)])
 
     def _custody_version(self, stored: HeadRow) -> int:
         return stored.custody_version if self._head is None else self._head.custody_version
@@ -696,21 +385,21 @@ class SqlWriter(SqlReader):
         head.custody_version = 1 + int.from_bytes(os.urandom(_VERSION_BYTES))
         row.version = head.custody_version
         self._head_waits = True
-        if not self._many(_UPDATES[_CUSTODY], [_CUSTODY.values(self._org, self._row_key, row)]):
-            self._insert(_CUSTODY, [row])
+        if not self._many(q.UPDATES[q.CUSTODY], [q.CUSTODY.values(self._org, self._row_key, row)]):
+            self._insert(q.CUSTODY, [row])
 
     def update_scopes(self, rows: Sequence[ScopeRow]) -> None:
         """Scope keys that were wrapped anew; exactly these rows must change."""
-        self._update(_SCOPE, rows)
+        self._update(q.SCOPE, rows)
 
     def update_org(self, row: OrgRow) -> None:
         """The org's auxiliary key, wrapped anew; exactly one row must change."""
-        self._update(_ORG, [row])
+        self._update(q.ORG, [row])
 
     def destroy_originals(self, original_ids: Sequence[bytes]) -> None:
         """No such envelopes any more; what is not there (because it lies in objects) is no error."""
         if original_ids:
-            self._many(_DESTROY_ORIGINAL, [(self._org, one) for one in original_ids])
+            self._many(q.DESTROY_ORIGINAL, [(self._org, one) for one in original_ids])
 
     def append(self, leaves: Iterable[Callable[[int], bytes]], policy_digest: str | None = None) -> None:
         """Audit leaves, each built from the sequence number it gets; the head moves with them.
@@ -732,7 +421,7 @@ class SqlWriter(SqlReader):
         head.frontier = frontier.to_bytes()
         if policy_digest is not None:
             head.policy_digest = policy_digest
-        self._many(_INSERT_LEAF, rows)
+        self._many(q.INSERT_LEAF, rows)
         self._head_waits = True
         self.settle()
 
@@ -744,7 +433,7 @@ class SqlWriter(SqlReader):
     def settle(self) -> None:
         """The head as this transaction changed it, written; asked before the commit."""
         if self._head is not None and self._head_waits:
-            self._update(_HEAD, [self._head])
+            self._update(q.HEAD, [self._head])
             self._head_waits = False
 
 
@@ -808,24 +497,24 @@ class SqlStore:
     def has_used_objects(self) -> bool:
         """Whether any org was about to put an original outside the database, ever."""
         with self._engine.peeking(self._wait_ms, t.NO_ORG) as connection:
-            return SqlReader(self._engine, connection, t.NO_ORG, b"")._one(_SELECT_OBJECT, b"") is not None
+            return SqlReader(self._engine, connection, t.NO_ORG, b"")._one(q.SELECT_OBJECT, b"") is not None
 
     def uses_objects(self) -> None:
         """Remember for good that an original is about to be put outside the database."""
         with self._engine.writing(self._wait_ms, t.NO_ORG) as connection:
             writer = SqlWriter(self._engine, connection, t.NO_ORG, b"", None)
-            writer._many(_MARK_OBJECTS, [(t.NO_ORG, b"", "", 0, 0, "used", 0, 0, b"")])
+            writer._many(q.MARK_OBJECTS, [(t.NO_ORG, b"", "", 0, 0, "used", 0, 0, b"")])
 
     def orgs(self) -> list[str]:
         """The names of all orgs, sorted."""
         with self._engine.peeking(self._wait_ms, t.NO_ORG) as connection:
-            return [name for (name,) in SqlReader(self._engine, connection, t.NO_ORG, b"")._all(_SELECT_ORG_NAMES)]
+            return [name for (name,) in SqlReader(self._engine, connection, t.NO_ORG, b"")._all(q.SELECT_ORG_NAMES)]
 
     def unlisted_orgs(self) -> list[str]:
         """See :class:`evidence_archive.ports.Surveyable`."""
         with self._engine.peeking(self._wait_ms, t.NO_ORG) as connection:
             return sorted(
-                name for (name,) in SqlReader(self._engine, connection, t.NO_ORG, b"")._all(_SELECT_UNLISTED)
+                name for (name,) in SqlReader(self._engine, connection, t.NO_ORG, b"")._all(q.SELECT_UNLISTED)
             )
 
     def org(self, org: str) -> OrgRow | None:
@@ -837,10 +526,10 @@ class SqlStore:
         # One snapshot: an org that is made between two looks must not pass for one whose row was removed.
         with self._engine.reading(self._wait_ms, org) as connection:
             reader = SqlReader(self._engine, connection, org, b"")
-            row = reader._one(_SELECT_ORG)
-            if row is None and reader._one(_SELECT_HEAD) is not None:
+            row = reader._one(q.SELECT_ORG)
+            if row is None and reader._one(q.SELECT_HEAD) is not None:
                 raise SealBrokenError(_ORG_REMOVED)
-        return None if row is None else _ORG.unchecked(row)
+        return None if row is None else q.ORG.unchecked(row)
 
     def create_org(self, row: OrgRow, row_key: bytes, leaves: Sequence[Callable[[int], bytes]]) -> OrgRow:
         """The org's row, created exclusively with its log's first leaves: the loser of a race gets the winner's.
@@ -851,14 +540,14 @@ class SqlStore:
         """
         # Before the org, in a transaction of its own: a name without an org does no harm.
         with self._engine.writing(self._wait_ms, t.NO_ORG) as connection:
-            SqlWriter(self._engine, connection, t.NO_ORG, b"", None)._many(_NAME_ORG, [(t.NO_ORG, row.org)])
+            SqlWriter(self._engine, connection, t.NO_ORG, b"", None)._many(q.NAME_ORG, [(t.NO_ORG, row.org)])
         with self._engine.writing(self._wait_ms, row.org) as connection:
             head = HeadRow(0, b"", NO_LEAF, None)
             writer = SqlWriter(self._engine, connection, row.org, row_key, head)
-            if writer._many(_CLAIM_ORG, [_ORG.values(row.org, row_key, row)]):
-                if writer._one(_SELECT_HEAD) is not None:
+            if writer._many(q.CLAIM_ORG, [q.ORG.values(row.org, row_key, row)]):
+                if writer._one(q.SELECT_HEAD) is not None:
                     raise SealBrokenError(_ORG_REMOVED)
-                writer._insert(_HEAD, [head])
+                writer._insert(q.HEAD, [head])
                 writer.append(leaves)
         winner = self.org(row.org)
         if winner is None:
@@ -872,8 +561,8 @@ class SqlStore:
             SealBrokenError: it does not.
         """
         with self._engine.peeking(self._wait_ms, row.org) as connection:
-            stored = SqlReader(self._engine, connection, row.org, row_key)._one(_SELECT_ORG)
-        if stored is None or _ORG.opened(row_key, stored) != row:
+            stored = SqlReader(self._engine, connection, row.org, row_key)._one(q.SELECT_ORG)
+        if stored is None or q.ORG.opened(row_key, stored) != row:
             raise SealBrokenError("The row of this org was changed outside this library: nothing in it is believed.")
         return SqlOrgStore(self._engine, row.org, row_key)
 

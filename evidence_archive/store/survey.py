@@ -21,50 +21,32 @@ from evidence_archive.ports import (
     SessionRow,
     ShredRow,
 )
+from evidence_archive.store import statements as q
 from evidence_archive.store import tables as t
 from evidence_archive.store.rows import Shape
-from evidence_archive.store.sql import (
-    _BATCH,
-    _CHECKPOINT,
-    _CUSTODY,
-    _HEAD,
-    _HOLD,
-    _O,
-    _OBJECT,
-    _ORG,
-    _POSTING,
-    _R,
-    _RESULT,
-    _S,
-    _SCOPE,
-    _SELECT_ENVELOPE,
-    _SESSION,
-    _SHRED,
-    _STORED,
-    SqlReader,
-    _select,
-    _Statement,
-)
+from evidence_archive.store.sql import SqlReader
 
 __all__ = ["SqlSurvey"]
 
 R = TypeVar("R")
 
+_S, _R, _O = t.SESSIONS.c, t.RESULTS.c, t.OBJECTS.c
+
 _SHAPES: dict[type, Shape[Any]] = {
-    OrgRow: _ORG,
-    ScopeRow: _SCOPE,
-    SessionRow: _SESSION,
-    ResultRow: _RESULT,
-    ObjectRow: _OBJECT,
-    BatchRow: _BATCH,
-    PostingRow: _POSTING,
-    HeadRow: _HEAD,
-    HoldRow: _HOLD,
-    ShredRow: _SHRED,
-    CheckpointRow: _CHECKPOINT,
-    CustodyRow: _CUSTODY,
+    OrgRow: q.ORG,
+    ScopeRow: q.SCOPE,
+    SessionRow: q.SESSION,
+    ResultRow: q.RESULT,
+    ObjectRow: q.OBJECT,
+    BatchRow: q.BATCH,
+    PostingRow: q.POSTING,
+    HeadRow: q.HEAD,
+    HoldRow: q.HOLD,
+    ShredRow: q.SHRED,
+    CheckpointRow: q.CHECKPOINT,
+    CustodyRow: q.CUSTODY,
 }
-_SELECT_ONE = {shape: _select(shape.table, *shape.key) for shape in _SHAPES.values()}
+_SELECT_ONE = {shape: q.selecting(shape.table, *shape.key) for shape in _SHAPES.values()}
 
 
 def _paging(table: Any, *conditions: Any, by: Sequence[str], after: bool = False, only: Sequence[str] = ()) -> Any:
@@ -79,7 +61,7 @@ def _paging(table: Any, *conditions: Any, by: Sequence[str], after: bool = False
         .limit(bindparam("count"))
         .offset(bindparam("skip"))
     )
-    return _Statement(core, "org", *(("after",) if after else ()), "count", "skip")
+    return q.Statement(core, "org", *(("after",) if after else ()), "count", "skip")
 
 
 def _no_session(table: Any) -> Any:
@@ -95,19 +77,19 @@ _PAGES: dict[Shape[Any], Any] = {
         _paging(shape.table, by=shape.key),
         _paging(shape.table, by=shape.key, after=True),
     )
-    for shape in (_SESSION, _SCOPE, _OBJECT, _HOLD, _SHRED, _CHECKPOINT)
+    for shape in (q.SESSION, q.SCOPE, q.OBJECT, q.HOLD, q.SHRED, q.CHECKPOINT)
 }
 _OF_SCOPE: dict[Shape[Any], Any] = {
-    shape: _Statement(
+    shape: q.Statement(
         select(shape.table)
         .where(shape.table.c.org == bindparam("org"), shape.table.c.scope_id == bindparam("scope_id"))
         .order_by(*(shape.table.c[name] for name in shape.key)),
         "org",
         "scope_id",
     )
-    for shape in (_RESULT, _BATCH)
+    for shape in (q.RESULT, q.BATCH)
 }
-_POSTINGS_AFTER = _Statement(
+_POSTINGS_AFTER = q.Statement(
     select(t.POSTINGS)
     .where(
         t.POSTINGS.c.org == bindparam("org"),
@@ -125,9 +107,9 @@ _POSTINGS_AFTER = _Statement(
 _STRAYS: dict[Shape[Any], Any] = {
     **{
         shape: _paging(shape.table, _no_session(shape.table), by=shape.key)
-        for shape in (_SCOPE, _RESULT, _BATCH, _POSTING)
+        for shape in (q.SCOPE, q.RESULT, q.BATCH, q.POSTING)
     },
-    _OBJECT: _paging(t.OBJECTS, _O.state == _STORED, _no_result(t.OBJECTS), by=_OBJECT.key),
+    q.OBJECT: _paging(t.OBJECTS, _O.state == q.STORED, _no_result(t.OBJECTS), by=q.OBJECT.key),
 }
 _STRAY_ORIGINALS = _paging(t.ORIGINALS, _no_result(t.ORIGINALS), by=["original_id"], only=["original_id"])
 _LEAVES_AFTER = _paging(t.AUDIT_LEAVES, by=["seq"], after=True, only=["seq", "leaf"])
@@ -173,7 +155,7 @@ class SqlSurvey:
     def postings(self, scope_id: bytes, after: tuple[str, int], count: int) -> list[Seen[PostingRow]]:
         """Up to ``count`` postings of a session behind a book and sequence number, in that order."""
         rows = self._all(_POSTINGS_AFTER, scope_id, *after, count)
-        return [self._seen(_POSTING, stored) for stored in rows]
+        return [self._seen(q.POSTING, stored) for stored in rows]
 
     def strays(self, kind: type[R], skip: int, count: int) -> list[Seen[R]]:
         """Scope keys, results, batches and postings without a session, and places of objects that no result names."""
@@ -186,7 +168,7 @@ class SqlSurvey:
 
     def envelope(self, original_id: bytes) -> object:
         """The stored envelope, ``None`` for none; not even its type is checked."""
-        row = self._one(_SELECT_ENVELOPE, original_id)
+        row = self._one(q.SELECT_ENVELOPE, original_id)
         return None if row is None else row[0]
 
     def leaves(self, after: int, count: int) -> list[tuple[object, object]]:

@@ -31,6 +31,7 @@ _KEYRING = "sealing/keyring.py"
 _MERKLE = "proof/merkle.py"
 _CHECKPOINT = "proof/checkpoint.py"
 _SQL = "store/sql.py"
+_STATEMENTS = "store/statements.py"
 _SQLITE = "store/sqlite.py"
 _ROOTS = "keys/roots.py"
 _WRAPPED = ("level", "deployment", "org", "scope_id", "child", "generation", "kek_version")
@@ -393,10 +394,10 @@ _ROWS = (
             f"tests/test_killers.py::test_a_row_with_another_seal_is_refused_on_every_way_to_read_it[{path}]",
         )
         for path, shape, values in (
-            ("the session of a find", "_SESSION", "row[:scope_at]"),
-            ("the key of a find", "_SCOPE", "row[scope_at:result_at]"),
-            ("the result of a find", "_RESULT", "row[result_at:]"),
-            ("custody", "_CUSTODY", "found[at:]"),
+            ("the session of a find", "q.SESSION", "row[:scope_at]"),
+            ("the key of a find", "q.SCOPE", "row[scope_at:result_at]"),
+            ("the result of a find", "q.RESULT", "row[result_at:]"),
+            ("custody", "q.CUSTODY", "found[at:]"),
         )
     ),
     *(
@@ -408,28 +409,29 @@ _ROWS = (
             f"tests/test_killers.py::test_a_row_with_another_seal_is_refused_on_every_way_to_read_it[{path}]",
         )
         for path, before, shape, after in (
-            ("session", "None if row is None else ", "_SESSION", ""),
-            ("sessions", "[", "_SESSION", ""),
-            ("scope", "None if row is None else ", "_SCOPE", ""),
-            ("scopes", "[", "_SCOPE", ""),
-            ("results", "", "_RESULT", " for row in rows]"),
-            ("named", "None if row is None else ", "_RESULT", ""),
-            ("expired", "", "_RESULT", " for row in self._all(_SELECT_EXPIRED"),
-            ("object", "None if row is None else ", "_OBJECT", ""),
-            ("lapsed objects", "[", "_OBJECT", ""),
-            ("batch", "", "_BATCH", ""),
-            ("holds", "", "_HOLD", ""),
-            ("shreds", "", "_SHRED", ""),
-            ("checkpoint", "None if row is None else ", "_CHECKPOINT", ""),
-            ("checkpoints", "[", "_CHECKPOINT", ""),
-            ("head", "", "_HEAD", ""),
-            ("org row", "", "_ORG", ""),
+            ("session", "None if row is None else ", "q.SESSION", ""),
+            ("sessions", "[", "q.SESSION", ""),
+            ("scope", "None if row is None else ", "q.SCOPE", ""),
+            ("scopes", "[", "q.SCOPE", ""),
+            ("results", "", "q.RESULT", " for row in rows]"),
+            ("postings", "[", "q.POSTING", ""),
+            ("named", "None if row is None else ", "q.RESULT", ""),
+            ("expired", "", "q.RESULT", " for row in self._all(q.SELECT_EXPIRED"),
+            ("object", "None if row is None else ", "q.OBJECT", ""),
+            ("lapsed objects", "[", "q.OBJECT", ""),
+            ("batch", "", "q.BATCH", ""),
+            ("holds", "", "q.HOLD", ""),
+            ("shreds", "", "q.SHRED", ""),
+            ("checkpoint", "None if row is None else ", "q.CHECKPOINT", ""),
+            ("checkpoints", "[", "q.CHECKPOINT", ""),
+            ("head", "", "q.HEAD", ""),
+            ("org row", "", "q.ORG", ""),
         )
     ),
     Mutation(
         "rows: an org's row is believed whatever its seal",
         _SQL,
-        "if stored is None or _ORG.opened(row_key, stored) != row:",
+        "if stored is None or q.ORG.opened(row_key, stored) != row:",
         "if stored is None:",
         "tests/test_store.py::test_an_org_whose_row_carries_another_seal_is_not_opened[sqlite-kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk]",
     ),
@@ -610,49 +612,49 @@ _STORE = (
     Mutation(
         "store: envelopes are not read back",
         _SQL,
-        "        for at in range(0, len(originals), _READ_BACK_ROWS):\n",
+        "        for at in range(0, len(originals), q.READ_BACK_ROWS):\n",
         "        for at in ():\n",
         "tests/test_store.py::"
         "test_a_database_that_returns_other_bytes_than_were_written_archives_nothing[sqlite-left out]",
     ),
     Mutation(
         "store: PostgreSQL does not lock the head of the log",
-        _SQL,
-        "_LOCK_HEAD = _select(t.AUDIT_HEADS, lock=True)",
-        "_LOCK_HEAD = _select(t.AUDIT_HEADS)",
+        _STATEMENTS,
+        "LOCK_HEAD = selecting(t.AUDIT_HEADS, lock=True)",
+        "LOCK_HEAD = selecting(t.AUDIT_HEADS)",
         "tests/test_killers.py::test_what_a_writer_relies_on_is_locked_on_postgresql",
     ),
     Mutation(
         "store: PostgreSQL does not lock the session",
-        _SQL,
-        '_LOCK_SESSION = _select(t.SESSIONS, "session_id", lock=True)',
-        '_LOCK_SESSION = _select(t.SESSIONS, "session_id")',
+        _STATEMENTS,
+        'LOCK_SESSION = selecting(t.SESSIONS, "session_id", lock=True)',
+        'LOCK_SESSION = selecting(t.SESSIONS, "session_id")',
         "tests/test_killers.py::test_what_a_writer_relies_on_is_locked_on_postgresql",
     ),
     Mutation(
         "store: PostgreSQL does not lock what a restore found",
-        _SQL,
-        "_LOCK_FOUND = _Statement(_FOUND.with_for_update(), ",
-        "_LOCK_FOUND = _Statement(_FOUND, ",
+        _STATEMENTS,
+        "LOCK_FOUND = Statement(_FOUND.with_for_update(), ",
+        "LOCK_FOUND = Statement(_FOUND, ",
         "tests/test_killers.py::test_what_a_writer_relies_on_is_locked_on_postgresql",
     ),
     Mutation(
         "store: a writer reads sessions without their lock",
         _SQL,
-        "_session_statement, _find_statement = _LOCK_SESSION, _LOCK_FOUND",
-        "_session_statement, _find_statement = _SELECT_SESSION, _FIND",
+        "_session_statement, _find_statement = q.LOCK_SESSION, q.LOCK_FOUND",
+        "_session_statement, _find_statement = q.SELECT_SESSION, q.FIND",
         "tests/test_killers.py::test_what_a_writer_relies_on_is_locked_on_postgresql",
     ),
     Mutation(
         "store: rows are found without their org",
-        _SQL,
+        _STATEMENTS,
         'where(columns.org == bindparam("org"), *(columns[name]',
         'where((columns.org == bindparam("org")) | columns.org.is_not(None), *(columns[name]',
         "tests/test_store.py::test_nothing_of_one_org_is_found_through_another[sqlite]",
     ),
     Mutation(
         "store: results are found without their org",
-        _SQL,
+        _STATEMENTS,
         '.where(_S.org == bindparam("org"), _S.session_id == bindparam("session_id"),',
         '.where(_S.session_id == bindparam("session_id"),',
         "tests/test_killers.py::test_every_statement_names_the_org",
@@ -688,14 +690,14 @@ _STORE = (
     Mutation(
         "store: an org whose row was removed looks as if it never was",
         _SQL,
-        "if row is None and reader._one(_SELECT_HEAD) is not None:",
+        "if row is None and reader._one(q.SELECT_HEAD) is not None:",
         "if row is None and reader is None:",
         "tests/test_store.py::test_an_org_made_between_two_looks_does_not_pass_for_a_removed_one[sqlite]",
     ),
     Mutation(
         "store: an org whose row was removed is made anew",
         _SQL,
-        "if writer._one(_SELECT_HEAD) is not None:",
+        "if writer._one(q.SELECT_HEAD) is not None:",
         "if writer is None:",
         "tests/test_store.py::test_an_org_row_that_was_removed_is_not_made_anew[sqlite]",
     ),
