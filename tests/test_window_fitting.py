@@ -44,6 +44,16 @@ def is_taken(messages: list[dict[str, Any]]) -> bool:
     return True
 
 
+def least(messages: list[dict[str, Any]], staying: set[int]) -> set[int]:
+    """What has to stay: instructions, the newest message of the user, the last turn, and the turns that may not go."""
+    system = next(at for at, message in enumerate(messages) if message["role"] != "system")
+    user = max(at for at, message in enumerate(messages) if message["role"] == "user")
+    places = [at for at in cuts([DIALECT.read(message) for message in messages]) if at >= system]
+    turns = [range(first, end) for first, end in zip(places, [*places[1:], len(messages)], strict=True)]
+    wanted = {user, places[-1], *staying}
+    return {*range(system), *(at for turn in turns for at in turn if wanted & set(turn))}
+
+
 def fitted(messages: list[dict[str, Any]], tokens: list[int], budget: int, **named: Any) -> Kept:
     roles = [message["role"] for message in messages]
     return kept(roles, [DIALECT.read(message) for message in messages], tokens, budget_tokens=budget, **named)
@@ -55,15 +65,14 @@ def test_what_stays_fits_is_taken_by_a_provider_and_holds_what_it_has_to(
 ) -> None:
     tokens = [data.draw(st.integers(1, 50)) for _ in messages]
     budget, start = data.draw(st.integers(1, sum(tokens) + 10)), data.draw(st.integers(0, len(messages)))
+    staying = data.draw(st.sets(st.integers(0, len(messages) - 1), max_size=2))
+    target = data.draw(st.integers(0, budget))
     try:
-        found = fitted(messages, tokens, budget, target_tokens=data.draw(st.integers(0, budget)), start=start)
+        found = fitted(messages, tokens, budget, target_tokens=target, start=start, staying=staying)
     except WindowTooSmallError:
-        places = cuts([DIALECT.read(message) for message in messages])
-        users = [at for at, message in enumerate(messages) if message["role"] == "user"]
-        least = {at for at, message in enumerate(messages) if message["role"] == "system"}
-        least |= {users[-1], *range(max(places), len(messages))}
-        assert sum(tokens[at] for at in least) > budget
+        assert sum(tokens[at] for at in least(messages, staying)) > budget
         return
+    assert least(messages, staying) <= set(found.indexes(len(messages)))
     places = found.indexes(len(messages))
     assert sum(tokens[at] for at in places) == found.tokens <= budget
     assert is_taken([messages[at] for at in places])
@@ -86,7 +95,7 @@ def test_must_fail_control_a_list_that_is_cut_anywhere_has_results_without_calls
     ]
     assert not is_taken(messages[2:])
     found = fitted(messages, [1, 1, 1, 1], 3)
-    assert found == Kept(0, 0, 3, 2)
+    assert found == Kept(0, (0,), 3, 2)
 
 
 @given(conversations(), st.data())
@@ -108,13 +117,14 @@ def test_as_long_as_it_fits_the_same_messages_stay(messages: list[Any], data: st
     [
         ([900, 10, 10, 10], "the system messages have 900"),
         ([10, 900, 10, 10], "user has 900"),
+        ([10, 10, 900, 10], "evidence that has to stay in view has 900"),
         ([10, 10, 10, 900], "newest turn has 900"),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_size(tokens: list[int], part: str) -> None:
     messages = [{"role": role, "content": "x"} for role in ("system", "user", "assistant", "assistant")]
     with pytest.raises(WindowTooSmallError, match=part):
-        fitted(messages, tokens, 500)
+        fitted(messages, tokens, 500, staying={2})
 
 
 def test_a_list_of_any_length_is_cut_in_time_that_grows_with_it() -> None:
@@ -129,4 +139,4 @@ def test_a_list_of_any_length_is_cut_in_time_that_grows_with_it() -> None:
     messages = [{"role": "user", "content": "go"}, *turn * 10_000]
     found = fitted(messages, [100] * len(messages), 80_000, target_tokens=20_000)
     assert found.tokens <= 20_000
-    assert found.pinned == 0
+    assert found.pinned == (0,)

@@ -1,14 +1,18 @@
-"""Which messages stay in the window: whole turns from the end, as many as the budget holds.
+"""What stays in the window: whole turns from the end, as many as the budget holds, and those that may not leave.
 
 A list may be cut only where no call is open and no result stands next, so that what stays is a list that providers
-take (every result after its call, every call but the last ones answered). The system messages at the beginning stay
-as they are, the newest message of the user stays wherever it stands, and so does everything from the last place to
-cut on: the calls that are still open, with what led to them. What is not in the window is left out as whole messages.
+take (every result after its call, every call but the last ones answered). Between two such places lies a piece of the
+list that stays or goes as a whole. The system messages at the beginning stay as they are; the newest message of the
+user stays wherever it stands, and so does everything from the last place to cut on: the calls that are still open,
+with what led to them. A piece with something that must stay in view stays, wherever it stands. What is not in the
+window is left out as whole messages; nothing that stays is altered.
 """
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from evidence_archive.dialects.base import Reading
 from evidence_archive.errors import WindowTooSmallError
@@ -22,20 +26,19 @@ class Kept:
 
     Args:
         system: how many messages at the beginning are the application's own instructions.
-        pinned: index of the newest message of the user where it stands before ``start``, else ``None``.
+        pinned: indexes of messages that stay although they stand before ``start``, in order.
         start: from which message on the list stays as it is.
         tokens: of all that stays.
     """
 
     system: int
-    pinned: int | None
+    pinned: tuple[int, ...]
     start: int
     tokens: int
 
     def indexes(self, count: int) -> list[int]:
         """The places of a list of so many messages that stay, in order."""
-        pinned = [] if self.pinned is None else [self.pinned]
-        return [*range(self.system), *pinned, *range(self.start, count)]
+        return [*range(self.system), *self.pinned, *range(self.start, count)]
 
 
 def cuts(readings: Sequence[Reading]) -> list[int]:
@@ -65,6 +68,7 @@ def kept(
     budget_tokens: int,
     target_tokens: int | None = None,
     start: int = 0,
+    staying: Collection[int] = (),
 ) -> Kept:
     """What stays in the window: no more than the budget, and no turn less than the budget asks for.
 
@@ -78,6 +82,7 @@ def kept(
         budget_tokens: for all that stays.
         target_tokens: where a list that does not fit is cut to; the budget by default, and at most that.
         start: where the list began when it was sent last.
+        staying: indexes of messages that may not leave, such as those with evidence that has to stay in view.
 
     Raises:
         WindowTooSmallError: what has to stay does not fit; nothing is cut.
@@ -86,39 +91,59 @@ def kept(
     system = next((at for at, role in enumerate(roles) if role != "system"), count)
     user = max((at for at, role in enumerate(roles) if role == "user"), default=None)
     places = [at for at in cuts(readings) if at >= system] or [system]
-    behind = [0] * (count + 1)
-    for at in range(count - 1, -1, -1):
-        behind[at] = behind[at + 1] + tokens[at]
+    pieces = _Pieces(
+        places, count, tokens, {at for at in (*staying, *(() if user is None else (user,))) if at >= system}
+    )
     instructions = sum(tokens[:system])
+    sizes = [instructions + pieces.pinned_tokens(nth) + pieces.tokens_behind(nth) for nth in range(len(places))]
 
-    def staying(place: int) -> Kept:
-        pinned = user if user is not None and system <= user < place else None
-        size = instructions + behind[place] + (0 if pinned is None else tokens[pinned])
-        return Kept(system, pinned, place, size)
+    def found(nth: int) -> Kept:
+        return Kept(system, pieces.pinned(nth), places[nth], sizes[nth])
 
-    begun = next((place for place in places if place >= start), places[-1])
-    whole = staying(begun)
-    if whole.tokens <= budget_tokens:
-        return whole
+    begun = next((nth for nth, place in enumerate(places) if place >= start), len(places) - 1)
+    if sizes[begun] <= budget_tokens:
+        return found(begun)
     target = budget_tokens if target_tokens is None else min(target_tokens, budget_tokens)
-    for place in places:
-        if place > begun and (shorter := staying(place)).tokens <= target:
-            return shorter
-    last = staying(places[-1])
-    if last.tokens <= budget_tokens:
-        return last
-    raise WindowTooSmallError(_too_small(last, instructions, tokens, behind, budget_tokens))
-
-
-def _too_small(last: Kept, instructions: int, tokens: Sequence[int], behind: Sequence[int], budget: int) -> str:
-    """Which part is too large, the largest first."""
+    shorter = next((nth for nth in range(begun + 1, len(places)) if sizes[nth] <= target), len(places) - 1)
+    if sizes[shorter] <= budget_tokens:
+        return found(shorter)
     parts = [
         (instructions, "the system messages have"),
-        (0 if last.pinned is None else tokens[last.pinned], "the newest message of the user has"),
-        (behind[last.start], "the newest turn has"),
+        (0 if user is None or user >= places[-1] else tokens[user], "the newest message of the user has"),
+        (pieces.tokens_behind(len(places) - 1), "the newest turn has"),
+        (
+            max((pieces.sizes[nth] for nth in pieces.pinned_pieces if nth < len(places) - 1), default=0),
+            "a turn with evidence that has to stay in view has",
+        ),
     ]
-    size, part = max(parts)
-    return (
-        f"The window holds {budget} tokens, and what has to be in it has {last.tokens}: {part} {size}. Raise "
+    size, part = max(parts, key=lambda one: one[0])
+    raise WindowTooSmallError(
+        f"The window holds {budget_tokens} tokens, and what has to be in it has {sizes[-1]}: {part} {size}. Raise "
         "window_tokens_max, archive the largest result, or shorten that part."
     )
+
+
+class _Pieces:
+    """A list in pieces, from each place to cut to the next, and which of them hold something that has to stay."""
+
+    def __init__(self, places: Sequence[int], count: int, tokens: Sequence[int], staying: Collection[int]) -> None:
+        self._ends = [*places[1:], count]
+        self._places = places
+        self.sizes = [sum(tokens[first:end]) for first, end in zip(places, self._ends, strict=True)]
+        self.pinned_pieces = sorted({bisect_right(places, at) - 1 for at in staying})
+        self._behind = list(accumulate(reversed(self.sizes)))[::-1]
+        pinned = set(self.pinned_pieces)
+        self._pinned_before = [0, *accumulate(size if nth in pinned else 0 for nth, size in enumerate(self.sizes))]
+
+    def tokens_behind(self, nth: int) -> int:
+        """Of this piece and all behind it."""
+        return self._behind[nth]
+
+    def pinned_tokens(self, nth: int) -> int:
+        """Of the pieces before this one that stay."""
+        return self._pinned_before[nth]
+
+    def pinned(self, nth: int) -> tuple[int, ...]:
+        """The messages before this piece that stay."""
+        before = [one for one in self.pinned_pieces if one < nth]
+        return tuple(at for one in before for at in range(self._places[one], self._ends[one]))
