@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from evidence_archive import notes
@@ -20,6 +20,7 @@ from evidence_archive.errors import (
 )
 from evidence_archive.matching import NOTE
 from evidence_archive.model import (
+    Content,
     Encoded,
     Exact,
     Facts,
@@ -40,13 +41,30 @@ from evidence_archive.records import TOOL_NAME_CHARS_MAX, Records, clone, render
 from evidence_archive.sealing.envelope import seal_original
 from evidence_archive.sealing.keyring import close_original, request_tag
 
-__all__ = ["Archiving"]
+__all__ = ["Archiving", "Kept"]
 
 TRUST = "tool-output"
 """What every original is: the output of a tool, which nobody vouches for."""
 
 COMMIT_TRIES_MAX = 20
 """How often a batch is prepared anew because another process changed the session meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Something to be archived that is no result of a tool.
+
+    Args:
+        own: what it is: ``span`` (turns that left the window) or ``artifact``.
+        content: its exact content.
+        words: what is said of it, sealed with its key; at most ``note_chars_max`` of the limits.
+        sensitivity: of everything that is in it.
+    """
+
+    own: str
+    content: Content = field(repr=False)
+    words: str = field(repr=False)
+    sensitivity: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -101,12 +119,31 @@ class Archiving:
             call_id if call_id is not None else (key or "").encode() or self._records.vault.around.entropy(16),
             [(item.id, item.note) for item in items],
         )
+        return self._until_committed(items, call, tag, key)
+
+    def keep(self, kept: Kept) -> Receipt:
+        """Archive what is no result of a tool, as a batch of its own: it gets the session's next result ID.
+
+        It is sealed, counted, held, kept and shredded as every original, and restored under its ID.
+
+        Raises:
+            BatchRejectedError: NOTHING was archived, unless its reason is ``unknown``.
+            KeyringError: the keys are not at hand.
+        """
+        random = self._records.vault.around.entropy(16)
+        tag = request_tag(self._records.keys.tag, random, [(kept.own, kept.words)])
+        return self._until_committed(kept, None, tag, None)[0]
+
+    def _until_committed(
+        self, what: "tuple[Item, ...] | Kept", call: ToolCall | None, tag: bytes, key: str | None
+    ) -> tuple[Receipt, str]:
+        """Try again while other processes change the session, and find out what became of a commit."""
         outside: dict[int, Outside] = {}
         self._ending = False
         try:
             for _ in range(COMMIT_TRIES_MAX):
                 self._records.refresh(self._records.vault.store_wait_ms)
-                replayed = self._replayed(tag, key, call) if call_id is not None or key is not None else None
+                replayed = self._replayed(tag, key, call) if call is not None or key is not None else None
                 if replayed is not None:
                     return replayed
                 suspension = self._records.suspension()
@@ -116,7 +153,7 @@ class Archiving:
                         reason="suspended",
                     )
                 try:
-                    done = self._commit(items, call, tag, key, outside)
+                    done = self._commit(what, call, tag, key, outside)
                 except StoreBusyError:  # rolled back, even at its end
                     self._ending = False
                     raise
@@ -202,7 +239,7 @@ class Archiving:
 
     def _commit(
         self,
-        items: tuple[Item, ...],
+        what: "tuple[Item, ...] | Kept",
         call: ToolCall | None,
         tag: bytes,
         key: str | None,
@@ -211,11 +248,15 @@ class Archiving:
         """One try; ``None`` when another process changed the session since it was looked at.
 
         Args:
-            items, call, tag, key: the batch.
+            what, call, tag, key: the batch, or what is archived besides results.
             outside: what earlier tries put into objects, by result number; what still fits is not put again.
         """
         now_us, batch_id = self._records.clock.now_us(), self._records.vault.around.entropy(16)
-        drafts = self._drafts(items, now_us, batch_id)
+        kept = what if isinstance(what, Kept) else None
+        if isinstance(what, Kept):
+            items, drafts = self._draft_kept(what, now_us, batch_id)
+        else:
+            items, drafts = what, self._drafts(what, now_us, batch_id)
         self._refuse_unless_ok(items, drafts)
         self._put(drafts, outside)
         random = memoryview(self._records.vault.around.entropy(64 * len(items)))
@@ -250,9 +291,13 @@ class Archiving:
                 one.row.version = row.version
             writer.insert_originals(inline)
             self._envelopes.keep(writer, stored)
-            writer.update_results([one.row for one in prepared])
-            kept = [one.row for one in prepared if one.original is not None]
-            custody = self._records.vault.counted(writer, len(kept), sum(row.size_bytes for row in kept))
+            if kept is None:
+                writer.update_results([one.row for one in prepared])
+            else:
+                writer.insert_results([one.row for one in prepared])
+                row.next_number += len(prepared)
+            new = [one.row for one in prepared if one.original is not None]
+            custody = self._records.vault.counted(writer, len(new), sum(row.size_bytes for row in new))
             self._refuse_over_quota(custody)
             writer.insert_batch(
                 BatchRow(row.scope_id, batch_id, tag, key, json.dumps(_receipt_data(receipt)), now_us)
@@ -342,6 +387,33 @@ class Archiving:
             for item in items
             if (draft := self._draft(parse_result_id(item.id), item.note, now_us, batch_id)) is not None
         }
+
+    def _draft_kept(self, kept: Kept, now_us: int, batch_id: bytes) -> tuple[tuple[Item, ...], dict[str, _Draft]]:
+        """What is archived besides results, as the only target of a batch, under the session's next number."""
+        records = self._records
+        encoded = encode_exact(kept.content)
+        if encoded is None:
+            raise FormatError("What is to be kept would not come back equal in type and value.")
+        tokens = records.tokens_of(kept.content)
+        row = records.identity_row(
+            records.row,
+            call_id=b"",
+            content=kept.content,
+            encoded=encoded,
+            tokens=tokens,
+            tag=records.tag(kept.content) or b"",
+            tool_name=kept.own,
+            own=kept.own,
+            bare=True,
+            sensitivity="\n".join(sorted(kept.sensitivity)),
+        )
+        row.state, row.batch_id, row.archived_at_us = "archived", batch_id, now_us
+        row.rendering = rendering(with_tools=records.with_tools, estimated=records.counter.estimated)
+        item = Item(format_result_id(row.number), kept.words)
+        note = records.note_text(row, kept.words)
+        facts = records.facts(row, None, kept.content)
+        candidate = Candidate(read=True, size_bytes=encoded.size_bytes, tokens=tokens)
+        return (item,), {item.id: _Draft(candidate, row, encoded, facts, note)}
 
     def _draft(self, number: int, words: str, now_us: int, batch_id: bytes) -> _Draft | None:
         known = self._records.rows.get(number)

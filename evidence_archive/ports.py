@@ -267,7 +267,8 @@ class ResultRow:
 
     Names that a provider or a model chose are bytes (UTF-8 with ``surrogatepass``): no database refuses them.
     ``closed`` is the sealed DEK and note. ``origin`` and ``part`` are set on restored copies. ``own`` names what of
-    ours a result is (``receipt``, ``rejection``, ``error``, ``copy``), ``None`` for the application's tools.
+    ours a result is (``receipt``, ``rejection``, ``error``, ``copy``; ``span`` and ``artifact``, which stand in no
+    message), ``None`` for the application's tools.
     ``seen`` is 0 while a record is only reserved: labelled by the host or answered by us, not yet met in a view.
     """
 

@@ -48,13 +48,16 @@ from evidence_archive.restoring import Also
 from evidence_archive.sealing.keyring import content_tag
 from evidence_archive.vault import SHREDDED, ScopeKeys, Vault, facts_of
 
-__all__ = ["TOOL_NAME_CHARS_MAX", "Records", "clone", "rendering"]
+__all__ = ["KEPT", "TOOL_NAME_CHARS_MAX", "Records", "clone", "rendering"]
 
 RECORD_WAIT_MS = 100
 """How long the record of a refusal waits for a lock when the refusal is about the store, in milliseconds."""
 
 TOOL_NAME_CHARS_MAX = 1_024
 """Longest tool name an archived result may have; longer ones are stored cut, and their results stay in view."""
+
+KEPT = frozenset({"span", "artifact"})
+"""What of ours is archived although it is no result: turns that left the window, and products of the agent."""
 
 _ESTIMATED = "e"
 """Ends the stored rendering of a note whose tokens are an estimate: another process may count in another way."""
@@ -202,12 +205,15 @@ class Records:
                 # Lists that were stored may hold the tombstone where they held the note; both are known again.
                 empty: Content = "" if row.media_type == MEDIA_TYPES["text"] else []
                 known = self.tag(self.dialect.noted(empty, self.notes[number]))
-                self.index.add(number, row.call_id, row.content_tag, row.labelled_tag, known)
+                if row.own not in KEPT:
+                    self.index.add(number, row.call_id, row.content_tag, row.labelled_tag, known)
             elif row.state == "archived" and number not in self.notes:
                 words = self.vault.open_closed(self.keys, row)[1]
                 with suppress(UnsupportedVersionError):  # a newer library's note: the original is shown instead
                     self.notes[number] = self.note_text(row, words)
             self.rows[number] = row
+            if row.own in KEPT:
+                continue  # no message holds it
             self.index.add(number, row.call_id, row.content_tag, row.labelled_tag, note_tag)
             (self.reserved.discard if row.seen else self.reserved.add)(number)
             place = self.timeline.by_number.get(number)
