@@ -32,6 +32,7 @@ __all__ = [
     "SessionStats",
     "Target",
     "ToolCall",
+    "WindowPolicy",
     "bytes_of",
     "canonical_id",
     "ce",
@@ -441,6 +442,43 @@ class Limits:
     suspension_seconds: int = 60
     quota_originals_max: int = 2**50
     quota_bytes_max: int = 2**50
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPolicy:
+    """How much of a conversation a model is shown at once, and when what is shown may change.
+
+    Args:
+        window_tokens_max: of everything that is sent but the specs of tools.
+        carried_share, changes_share: of that, for what is carried over from turns that left, and for what is said at
+            the very end about changes; the rest is for instructions and turns.
+        high, low: shares of ``window_tokens_max``: a list that reaches ``high`` is changed, down to ``low``.
+        keep_turns: the newest turns whose results are not archived by the host.
+        cooldown_turns: turns between two changes, unless the budget forces one.
+        archive_tokens_min: smaller results stay as they are.
+        horizon_requests: a change has to pay within so many requests, unless the budget forces it.
+        reminder_tokens: the model is reminded of archiving when so many tokens are shown ...
+        reminder_chars: ... and so many new characters of results came since the last time.
+        price_input, price_cached_input, price_output: of a million tokens that are read anew, read from the
+            provider's cache, written; in any one currency.
+        trace: ``sealed`` keeps what was sent at each request, ``off`` does not.
+    """
+
+    window_tokens_max: int = 100_000
+    carried_share: float = 0.2
+    changes_share: float = 0.02
+    high: float = 0.8
+    low: float = 0.2
+    keep_turns: int = 4
+    cooldown_turns: int = 3
+    archive_tokens_min: int = 500
+    horizon_requests: int = 10
+    reminder_tokens: int = 40_000
+    reminder_chars: int = 20_000
+    price_input: float = 3.0
+    price_cached_input: float = 0.3
+    price_output: float = 15.0
+    trace: str = "off"
 
 
 @dataclass(frozen=True, slots=True)

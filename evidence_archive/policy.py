@@ -19,7 +19,7 @@ from typing import Self
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from evidence_archive.errors import PolicyError
-from evidence_archive.model import Facts, Limits
+from evidence_archive.model import Facts, Limits, WindowPolicy
 from evidence_archive.policy_file import (
     FILE_BYTES_MAX,
     NO_RULE,
@@ -361,6 +361,7 @@ class Policy:
         name, version: as the author calls it.
         limits: bounds it sets; those it does not name keep their defaults.
         custodians: roles that may hold, shred, rotate keys, verify, export and back up.
+        window: how much of a conversation is shown at once; ``None`` for all of it.
         digest: sha256, 64 hex digits, of the content as canonical JSON: comments and the order of keys do not count,
             tests do.
         path: the file, or ``None``.
@@ -370,6 +371,7 @@ class Policy:
     version: int
     limits: Limits
     custodians: frozenset[str]
+    window: WindowPolicy | None
     digest: str
     path: str | None = field(compare=False)
     _compiled: _Compiled = field(repr=False, compare=False)
@@ -422,6 +424,7 @@ class Policy:
             version=file.policy.version,
             limits=Limits(**file.limits.model_dump()),
             custodians=frozenset(file.custody.roles),
+            window=None if file.window is None else WindowPolicy(**file.window.model_dump()),
             digest=hashlib.sha256(canonical.encode("ascii")).hexdigest(),
             path=path,
             _compiled=compiled,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from pydantic import ValidationError as _ValidationError
 
 from evidence_archive.errors import PolicyError
-from evidence_archive.model import Limits
+from evidence_archive.model import Limits, WindowPolicy
 
 __all__ = [
     "FILE_BYTES_MAX",
@@ -23,6 +23,7 @@ __all__ = [
     "REGEX_WORDS",
     "TABLES",
     "TOO_LARGE",
+    "WINDOW_BOUNDS",
     "ArchiveTable",
     "Effect",
     "ExampleTable",
@@ -119,6 +120,49 @@ class _Custody(_Table):
     roles: _Names = Field(default=["custodian"], description=_NAMES_WORDS)
 
 
+WINDOW_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "window_tokens_max": (1_000, 10_000_000),
+    "carried_share": (0.01, 0.5),
+    "changes_share": (0.001, 0.1),
+    "high": (0.1, 1.0),
+    "low": (0.0, 0.9),
+    "keep_turns": (1, 1_000),
+    "cooldown_turns": (0, 1_000),
+    "archive_tokens_min": (50, 1_000_000),
+    "horizon_requests": (1, 10_000),
+    "reminder_tokens": (0, 10_000_000),
+    "reminder_chars": (0, 100_000_000),
+    "price_input": (0.0, 1_000_000.0),
+    "price_cached_input": (0.0, 1_000_000.0),
+    "price_output": (0.0, 1_000_000.0),
+}
+
+
+def _of_window(name: str) -> Any:
+    low, high = WINDOW_BOUNDS[name]
+    default = getattr(WindowPolicy(), name)
+    what = f"an integer from {low} to {high}" if isinstance(default, int) else f"a number from {low} to {high}"
+    return Field(default=default, ge=low, le=high, description=what)
+
+
+class _Window(_Table):
+    window_tokens_max: int = _of_window("window_tokens_max")
+    carried_share: float = _of_window("carried_share")
+    changes_share: float = _of_window("changes_share")
+    high: float = _of_window("high")
+    low: float = _of_window("low")
+    keep_turns: int = _of_window("keep_turns")
+    cooldown_turns: int = _of_window("cooldown_turns")
+    archive_tokens_min: int = _of_window("archive_tokens_min")
+    horizon_requests: int = _of_window("horizon_requests")
+    reminder_tokens: int = _of_window("reminder_tokens")
+    reminder_chars: int = _of_window("reminder_chars")
+    price_input: float = _of_window("price_input")
+    price_cached_input: float = _of_window("price_cached_input")
+    price_output: float = _of_window("price_output")
+    trace: Literal["off", "sealed"] = Field(default="off", description="'off' or 'sealed'")
+
+
 class SelectingTable(_Table):
     """What a rule looks at."""
 
@@ -207,6 +251,7 @@ class PolicyFile(_Table):
     policy: _Head = Field(description="a table, written [policy]")
     limits: _Limits = Field(default=_Limits(), description="a table, written [limits]")
     custody: _Custody = Field(default=_Custody(), description="a table, written [custody]")
+    window: _Window | None = Field(default=None, description="a table, written [window]")
     archive: list[ArchiveTable] = _tables("archive")
     live: list[LiveTable] = _tables("live")
     restore: list[RestoreTable] = _tables("restore")
@@ -220,6 +265,7 @@ TABLES: Mapping[str, type[BaseModel]] = MappingProxyType(
         "policy": _Head,
         "limits": _Limits,
         "custody": _Custody,
+        "window": _Window,
         "archive": ArchiveTable,
         "archive.content": RegexTable,
         "live": LiveTable,
@@ -300,6 +346,11 @@ def _check_meaning(file: PolicyFile) -> None:
     for at, rule in enumerate(file.archive):
         if rule.content is not None and rule.effect != "never":
             raise wrong(f"archive[{at}].content", "needs effect = 'never'; words of a result can only deny")
+    window = file.window
+    if window is not None and not window.low < window.high:
+        raise wrong("window.low", "is not below high; allowed: a share below that of high")
+    if window is not None and window.price_cached_input > window.price_input:
+        raise wrong("window.price_cached_input", "is above price_input; allowed: at most what reading anew costs")
     known = {rule.id for rule in file.archive} | {NO_RULE}
     for at, test in enumerate(file.test):
         if (test.expect, test.restore, test.live, test.retention_days) == (None, None, None, None):

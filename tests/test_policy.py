@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from evidence_archive import policy as policy_module
 from evidence_archive.access import may_restore
 from evidence_archive.errors import PolicyError
-from evidence_archive.model import Facts, Limits
+from evidence_archive.model import Facts, Limits, WindowPolicy
 from evidence_archive.policy import CONTENT_CHARS_MAX, FILE_BYTES_MAX, TABLES, Policy
-from evidence_archive.policy_file import LIMIT_BOUNDS
+from evidence_archive.policy_file import LIMIT_BOUNDS, WINDOW_BOUNDS
 
 POLICIES = Path(__file__).resolve().parent.parent / "policies"
 HEAD = '[policy]\nname = "p"\nversion = 1\ndefault = "{}"\n'
@@ -625,6 +625,7 @@ TABLE_TEXTS = {
     "policy": "",
     "custody": "[custody]\n",
     "limits": "[limits]\n",
+    "window": "[window]\n",
     "archive": '[[archive]]\nid = "r"\neffect = "never"\n',
     "archive.content": '[[archive]]\nid = "r"\neffect = "never"\n[archive.content]\nregex = "a"\n',
     "live": '[[live]]\ntools = ["a"]\n',
@@ -642,7 +643,7 @@ def test_an_unknown_key_is_refused_in_every_table(table):
     text = "efect = 1\n" + head if table == "" else head + rest + "efect = 1\n"
     with pytest.raises(PolicyError) as caught:
         Policy.loads(text)
-    place = {"": "", "policy": "policy.", "limits": "limits.", "custody": "custody."}.get(
+    place = {"": "", "policy": "policy.", "limits": "limits.", "custody": "custody.", "window": "window."}.get(
         table, f"{PLACES.get(table, f'{table}[0]')}."
     )
     assert caught.value.key == f"{place}efect"
@@ -911,6 +912,42 @@ def test_limits_are_those_of_the_vocabulary_with_the_bounds_around_the_defaults(
             assert refusal(f"[limits]\n{limit.name} = {value}\n").key == f"limits.{limit.name}"
 
 
+def test_without_the_table_there_is_no_window_and_each_key_has_its_bounds():
+    assert policy().window is None
+    assert policy("[window]\n").window == WindowPolicy()
+    assert {name: info.default for name, info in TABLES["window"].model_fields.items()} == {
+        one.name: one.default for one in fields(WindowPolicy)
+    }
+    room = {"low": "high = 1.0\n", "high": "low = 0.0\n", "price_cached_input": "price_input = 1000000\n"}
+    room["price_input"] = "price_cached_input = 0.0\n"
+    for name, (low, high) in WINDOW_BOUNDS.items():
+        assert low <= getattr(WindowPolicy(), name) <= high
+        for value in (low, high):
+            found = policy(f"[window]\n{name} = {value}\n{room.get(name, '')}").window
+            assert getattr(found, name) == value
+            assert type(getattr(found, name)) is type(getattr(WindowPolicy(), name))
+        for value in (low - 1, high + 1):
+            assert refusal(f"[window]\n{name} = {value}\n").key == f"window.{name}"
+    assert policy('[window]\ntrace = "sealed"\n').window == WindowPolicy(trace="sealed")
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ("low = 0.8\n", "window.low"),
+        ("high = 0.2\n", "window.low"),
+        ("price_cached_input = 3.1\n", "window.price_cached_input"),
+        ("price_input = nan\n", "window.price_input"),
+        ("high = true\n", "window.high"),
+        ("high = '0.8'\n", "window.high"),
+        ("trace = 'plain'\n", "window.trace"),
+        ("window_tokens_max = 2000.0\n", "window.window_tokens_max"),
+    ],
+)
+def test_a_window_that_means_nothing_is_refused(keys, key):
+    assert refusal(f"[window]\n{keys}").key == key
+
+
 # --- the documentation ------------------------------------------------------------------------------------------
 
 SECTIONS = {
@@ -918,6 +955,7 @@ SECTIONS = {
     "### `[policy]`": "policy",
     "### `[limits]`": "limits",
     "### `[custody]`": "custody",
+    "### `[window]`": "window",
     "### `[[archive]]`": "archive",
     "### `[[archive]]` `content`": "archive.content",
     "### `[[live]]`": "live",
@@ -950,7 +988,7 @@ def undocumented(found):
         wrong += sorted(rows.keys() ^ model.model_fields.keys())
         for key in rows.keys() & model.model_fields.keys():
             info = model.model_fields[key]
-            default = str(info.default) if type(info.default) is int else "-"
+            default = str(info.default) if type(info.default) in (int, float) else "-"
             if info.is_required():
                 default = "required"
             if rows[key]["default"] != default:
@@ -965,6 +1003,8 @@ def test_the_readme_lists_every_key_with_its_default_and_no_other():
     for name, row in found["limits"].items():
         assert (int(row["minimum"]), int(row["maximum"])) == LIMIT_BOUNDS[name]
         assert row["unit"]
+    bounds = {name: (row["minimum"], row["maximum"]) for name, row in found["window"].items() if row["minimum"]}
+    assert bounds == {name: (str(low), str(high)) for name, (low, high) in WINDOW_BOUNDS.items()}
 
 
 def test_control_a_readme_with_a_key_too_few_too_many_or_a_wrong_default_is_noticed():
