@@ -7,11 +7,13 @@ Messages, 0 for a ``function_call_output`` item of OpenAI Responses.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from evidence_archive.model import Content, ToolCall
 
-__all__ = ["Dialect", "Found", "Reading"]
+__all__ = ["Dialect", "Found", "Reading", "Role"]
+
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,18 @@ class Dialect(Protocol):
         Raises:
             MessageShapeError: it is not a message of this dialect; the error names what is missing, never the text.
         """
+        ...
+
+    def role(self, message: Any) -> Role:
+        """Who speaks: instructions are of ``system``, whatever the provider calls them; results of ``tool``.
+
+        Raises:
+            MessageShapeError: it is not a message of this dialect.
+        """
+        ...
+
+    def said(self, text: str) -> Any:
+        """A message of the user with this text."""
         ...
 
     def contents(self, messages: Sequence[Any]) -> list[Any]:

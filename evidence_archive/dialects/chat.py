@@ -12,7 +12,7 @@ from json import JSONEncoder
 from operator import itemgetter
 from typing import Any, Final
 
-from evidence_archive.dialects.base import Found, Reading
+from evidence_archive.dialects.base import Found, Reading, Role
 from evidence_archive.errors import MessageShapeError
 from evidence_archive.model import Content, ToolCall
 
@@ -21,6 +21,14 @@ __all__ = ["ChatDialect"]
 _NOTHING: Final = Reading()
 _CONTENT: Final = itemgetter("content")
 _FROM_MODEL: Final = Reading(from_model=True)
+
+_ROLES: Final[Mapping[str, Role]] = {
+    "system": "system",
+    "developer": "system",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
 
 _TEXT_TYPES: Final = ("text", "input_text", "output_text")
 _CACHE_MARKS: Final = ("cache_control", "prompt_cache_breakpoint")
@@ -151,6 +159,19 @@ class ChatDialect:
             calls = _calls_of(message)
             return Reading(from_model=True, calls=calls) if calls else _FROM_MODEL
         return _NOTHING
+
+    def role(self, message: Any) -> Role:
+        """Who speaks; ``developer`` is ``system``, ``function`` is ``tool``, and any other role is ``user``.
+
+        Raises:
+            MessageShapeError: it is not a message: there is no role, or it is not a string.
+        """
+        self.read(message)
+        return _ROLES.get(_field(message, "role"), "user")
+
+    def said(self, text: str) -> dict[str, Any]:
+        """A ``user`` message."""
+        return {"role": "user", "content": text}
 
     def contents(self, messages: Sequence[Any]) -> list[Any]:
         """The content of each message, the very object; what equals nothing for one that has none any more.
