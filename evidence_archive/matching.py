@@ -432,6 +432,11 @@ class Timeline:
         """How often the model spoke after a message; messages of its own in a row are one turn."""
         return len(self._turns) - bisect_right(self._turns, index)
 
+    @property
+    def turns(self) -> int:
+        """How often the model spoke; messages of its own in a row are one turn."""
+        return len(self._turns)
+
     def bare(self) -> list[Place]:
         """Results without a number."""
         return [place for place in self._unnumbered if place.number is None]

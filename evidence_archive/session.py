@@ -12,6 +12,7 @@ from evidence_archive import notes
 from evidence_archive.answering import Answering
 from evidence_archive.archiving import Archiving
 from evidence_archive.batch import pairs
+from evidence_archive.books import Books
 from evidence_archive.errors import (
     BatchRejectedError,
     FormatError,
@@ -42,12 +43,12 @@ from evidence_archive.ports import ResultRow
 from evidence_archive.records import Records
 from evidence_archive.restoring import Restoring, part_of
 from evidence_archive.vault import SHREDDED
+from evidence_archive.window.summaries import Summarizer
+from evidence_archive.windowing import MESSAGE_TOKENS, Windowing
 
 __all__ = ["Session"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MESSAGE_TOKENS = 4
-"""Tokens a chat message costs beyond its text, for window sizes."""
 
 
 class Session:
@@ -55,16 +56,22 @@ class Session:
 
     Args:
         records: what is known of it, with its keys and store.
+        summarizer: writes summaries of turns that leave the window.
     """
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, summarizer: Summarizer | None = None) -> None:
         self.id = records.id
         self.principal = records.principal
         self._lock = records.lock
         self._records = records
         self._archiving = Archiving(records)
         self._answering = Answering(records, self._archiving)
+        window = records.vault.policy.window
+        self._windowing = (
+            None if window is None else Windowing(records, self._archiving, Books(records), window, summarizer)
+        )
         self._rendered: list[Any] = []
+        self._shown: list[Any] = []
         self._reported: set[tuple[bytes, bytes | None]] = set()
         self._requests = 0
         self._outage = False
@@ -99,6 +106,7 @@ class Session:
 
         Raises:
             MessageShapeError: it is not a list of messages of the dialect.
+            WindowTooSmallError: the policy has a window, and what has to be in it does not fit; nothing was cut.
             MisuseError: the archive was closed, or opened in another process.
         """
         self._records.vault.usable()
@@ -115,7 +123,7 @@ class Session:
                 self._records.trouble(error)
                 self._outage = True
                 self._records.match()  # what is known keeps its label wherever the list holds it now
-                return self._outage_view()
+                return self._fitted(self._outage_view(), outage=True)
             self._outage = False
             try:
                 left_ms = self._records.limits.view_wait_ms_max - (self._records.clock.monotonic_ms() - began_ms)
@@ -129,9 +137,16 @@ class Session:
             except IntegrityError as error:
                 self._records.trouble(error)
                 self._outage = True
-                return self._outage_view()
+                return self._fitted(self._outage_view(), outage=True)
             self._report()
-            return self._rendered_view()
+            return self._fitted(self._rendered_view())
+
+    def _fitted(self, view: list[Any], *, outage: bool = False) -> list[Any]:
+        """What of a view goes to the model: all of it, unless the policy has a window."""
+        self._shown = (
+            view if self._windowing is None else self._windowing.shown(view, self._rendered_view, outage=outage)
+        )
+        return self._shown[:]
 
     def _report(self) -> None:
         """Say once of each result that cannot take part."""
@@ -410,14 +425,13 @@ class Session:
 
     def _window_tokens(self) -> int:
         """Tokens of the newest view; only messages that changed since the last look are counted."""
-        view = self._outage_view() if self._outage else self._rendered
         window = []
-        for at, message in enumerate(view):
+        for at, message in enumerate(self._shown):
             if at < len(self._window) and self._window[at][0] is message:
                 window.append(self._window[at])
             else:
                 texts = self._records.dialect.message_texts(message)
-                window.append((message, _MESSAGE_TOKENS + sum(map(self._records.counter.count, texts))))
+                window.append((message, MESSAGE_TOKENS + sum(map(self._records.counter.count, texts))))
         self._window = window
         return sum(tokens for _, tokens in window)
 

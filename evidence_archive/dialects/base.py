@@ -78,6 +78,10 @@ class Dialect(Protocol):
         """
         ...
 
+    def plain(self, message: Any) -> str:
+        """The whole message as JSON in one line, exact as far as JSON can be."""
+        ...
+
     def said(self, text: str) -> Any:
         """A message of the user with this text."""
         ...

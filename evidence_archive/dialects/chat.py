@@ -41,6 +41,7 @@ _STAND_IN: Final = " the" * _IMAGE_TOKENS
 """Counts for a part that is not text: one token a word in o200k_base and cl100k_base, and four characters a token."""
 
 # A value that JSON does not know counts as ``null``, so that measuring never depends on somebody's ``repr``.
+_ASCII: Final = JSONEncoder(separators=(",", ":"), skipkeys=True, default=lambda value: None)
 _JSON: Final = JSONEncoder(ensure_ascii=False, separators=(",", ":"), skipkeys=True, default=lambda value: None)
 
 
@@ -168,6 +169,18 @@ class ChatDialect:
         """
         self.read(message)
         return _ROLES.get(_field(message, "role"), "user")
+
+    def plain(self, message: Any) -> str:
+        """The message as JSON in one line: a mapping as it is, an SDK object with the fields that were set.
+
+        What JSON does not know is ``null``, and a message that has no JSON at all is its role and its texts.
+        """
+        dump = getattr(message, "model_dump", None)
+        with suppress(Exception):  # an object may raise anything; what it says may hold evidence
+            fields = dict(message) if isinstance(message, Mapping) else dump(exclude_unset=True) if dump else {}
+            if fields:
+                return _ASCII.encode(fields)
+        return _ASCII.encode({"role": self.role(message), "content": "\n".join(self.message_texts(message))})
 
     def said(self, text: str) -> dict[str, Any]:
         """A ``user`` message."""

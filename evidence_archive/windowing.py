@@ -1,0 +1,463 @@
+"""The window of a session: what of its list goes to the model, within a budget, and what becomes of the rest.
+
+A view is cut only at commits; between two commits what is sent only grows at its end. A commit is made when the list
+reaches ``high`` of the budget and the change pays, or when the list does not fit: results that are finished with are
+archived oldest first, with notes of the host, then turns leave as a whole. What leaves is archived, exactly as it was
+shown, and the carried message tells of it. Where the store is away turns leave all the same, since the application's
+list holds them: they are archived at the next commit.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from operator import is_
+from typing import Any
+
+from evidence_archive.archiving import Archiving, Kept
+from evidence_archive.batch import Item
+from evidence_archive.books import Books
+from evidence_archive.dialects.base import Reading
+from evidence_archive.errors import BatchRejectedError, EvidenceArchiveError
+from evidence_archive.matching import NOTE, Place
+from evidence_archive.model import WindowPolicy, format_result_id, text_of
+from evidence_archive.records import Records, clone, rendering
+from evidence_archive.window.card import Card
+from evidence_archive.window.carrying import Left, carried
+from evidence_archive.window.costs import Prices, Rewrite
+from evidence_archive.window.describing import described
+from evidence_archive.window.fitting import kept
+from evidence_archive.window.summaries import Span, Summarizer, Summary, summarised
+
+__all__ = ["MESSAGE_TOKENS", "Windowing"]
+
+MESSAGE_TOKENS = 4
+"""Tokens a message costs beyond its text."""
+
+HOST_NOTE_CHARS_MAX = 600
+SUMMARY_TOKENS_MAX = 600
+"""Bounds on a note and a summary that nobody wrote by hand, in characters and in tokens."""
+
+FREED_SHARE = 0.5
+"""When turns have to leave, so many leave that this share of the budget for turns is free again."""
+
+_BOOK = "window"
+
+
+@dataclass(slots=True)
+class _Read:
+    """A message with what is known of it."""
+
+    message: Any = field(repr=False)
+    role: str
+    reading: Reading
+    tokens: int
+
+
+@dataclass(slots=True)
+class _State:
+    """Where the window stands, as the last commit left it.
+
+    Args:
+        start: the first message of the list that is shown as it stands.
+        pinned: messages before it that are shown, too.
+        gone: messages before it that are archived as spans.
+        carried: the text of the carried message.
+        left: the spans.
+        summary: the newest one, with what it carries over from those before it.
+        turns: how many turns there were at the last commit.
+    """
+
+    start: int = 0
+    pinned: tuple[int, ...] = ()
+    gone: frozenset[int] = frozenset()
+    carried: str = ""
+    left: tuple[Left, ...] = ()
+    summary: Summary | None = None
+    turns: int = -1
+
+
+class Windowing:
+    """The window of one session. Callers hold the records' lock.
+
+    Args:
+        records, archiving, books: of the session.
+        policy: budget and shares.
+        summarizer: writes summaries of what leaves; the deterministic ones without it.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        archiving: Archiving,
+        books: Books,
+        policy: WindowPolicy,
+        summarizer: Summarizer | None = None,
+    ) -> None:
+        self._records = records
+        self._archiving = archiving
+        self._books = books
+        self._policy = policy
+        self._summarizer = summarizer
+        self._prices = Prices(policy.price_input, policy.price_cached_input, policy.price_output)
+        self._known: list[_Read] = []
+        self._state = _State()
+        self._fingerprint = self._print([])
+        self._prefix: list[Any] | None = None
+        """The messages of the list that the state is about, as objects; ``None`` before it was looked up."""
+
+    def shown(self, rendered: Sequence[Any], render: Callable[[], list[Any]], *, outage: bool = False) -> list[Any]:
+        """What goes to the model.
+
+        Args:
+            rendered: the whole list, with labels and notes.
+            render: gives it anew, after results were archived.
+            outage: the store does not answer: nothing is archived, and no commit is made.
+
+        Raises:
+            WindowTooSmallError: what has to be shown does not fit; nothing was cut.
+        """
+        read = self._read(rendered)
+        self._settle(rendered, outage)
+        if outage:
+            return self._cut(read)
+        if self._is_due(read):
+            read = self._committed(read, render)
+        return self._list(read, self._state.pinned, self._state.start)
+
+    # --- the list --------------------------------------------------------------------------------------------------
+
+    def _read(self, rendered: Sequence[Any]) -> list[_Read]:
+        """Every message with its role and size; those that are the same objects as before are not read again."""
+        dialect, count = self._records.dialect, self._records.counter.count
+        known = self._known
+        for at, message in enumerate(rendered):
+            if at < len(known) and known[at].message is message:
+                continue
+            tokens = MESSAGE_TOKENS + sum(map(count, dialect.message_texts(message)))
+            one = _Read(message, dialect.role(message), dialect.read(message), tokens)
+            if at < len(known):
+                known[at] = one
+            else:
+                known.append(one)
+        del known[len(rendered) :]
+        return known
+
+    def _list(self, read: Sequence[_Read], pinned: Sequence[int], start: int) -> list[Any]:
+        system = _instructions(read)
+        said = [self._records.dialect.said(self._state.carried)] if self._state.carried else []
+        shown = (*read[:system], *(read[at] for at in pinned), *read[max(start, system) :])
+        messages = [one.message for one in shown]
+        return [*messages[:system], *said, *messages[system:]]
+
+    def _tokens(self, read: Sequence[_Read]) -> int:
+        """Of all that would be sent as things are."""
+        state, system = self._state, _instructions(read)
+        first = max(state.start, system)
+        turns = sum(one.tokens for one in read[first:]) + sum(read[at].tokens for at in state.pinned)
+        return sum(one.tokens for one in read[:system]) + self._carried_tokens() + turns
+
+    def _carried_tokens(self) -> int:
+        text = self._state.carried
+        return MESSAGE_TOKENS + self._records.counter.count(text) if text else 0
+
+    @property
+    def _carried_tokens_max(self) -> int:
+        return int(self._policy.window_tokens_max * self._policy.carried_share)
+
+    @property
+    def _turn_tokens_max(self) -> int:
+        """For instructions and turns, whatever is carried and said of changes."""
+        reserved = self._carried_tokens_max + MESSAGE_TOKENS
+        return int(self._policy.window_tokens_max * (1 - self._policy.changes_share)) - reserved
+
+    def _staying(self) -> set[int]:
+        """Messages with evidence that has to stay in view: what the policy protects, and what nobody read yet."""
+        records = self._records
+        staying = set()
+        for place in records.timeline.places:
+            if place.number is None or place.form == NOTE:
+                continue
+            row = records.rows[place.number]
+            if row.state != "live" or row.own not in (None, "copy"):
+                continue
+            if not records.is_read(place) or records.protection(
+                row, records.facts(row, place, records.original(place))
+            ):
+                staying.add(place.index)
+        return staying
+
+    def _fits(self, read: Sequence[_Read]) -> bool:
+        changes = int(self._policy.window_tokens_max * self._policy.changes_share)
+        return self._tokens(read) + changes <= self._policy.window_tokens_max
+
+    def _cut(self, read: Sequence[_Read]) -> list[Any]:
+        """The list cut to the budget without a commit."""
+        found = kept(
+            [one.role for one in read],
+            [one.reading for one in read],
+            [one.tokens for one in read],
+            budget_tokens=self._turn_tokens_max,
+            start=self._state.start,
+            staying=(*self._staying(), *self._state.pinned),
+        )
+        return self._list(read, found.pinned, found.start)
+
+    # --- where it stands -------------------------------------------------------------------------------------------
+
+    def _settle(self, rendered: Sequence[Any], outage: bool) -> None:
+        """The state of this very list: as this process left it, as another one did, or a new one for another list."""
+        start = self._state.start
+        if self._prefix is not None and len(rendered) >= start and self._is_prefix(rendered[:start]):
+            return
+        if self._prefix is None and not outage:
+            self._load()
+        if self._state.start > len(rendered) or self._print(rendered[: self._state.start]) != self._fingerprint:
+            self._state = _State(left=self._state.left, summary=self._state.summary)
+            self._fingerprint = self._print([])
+        if not outage:
+            self._prefix = list(rendered[: self._state.start])
+
+    def _is_prefix(self, messages: Sequence[Any]) -> bool:
+        prefix = self._prefix or []
+        return len(prefix) == len(messages) and (
+            all(map(is_, prefix, messages)) or self._print(messages) == self._fingerprint
+        )
+
+    def _print(self, messages: Sequence[Any]) -> str:
+        """By what a list is known again in another process; results count by their numbers, not by their form."""
+        texts: list[Any] = []
+        for index, message in enumerate(messages):
+            places = self._records.timeline.by_index.get(index)
+            if places:
+                texts.append([place.number for place in places])
+            else:
+                texts.append(list(self._records.dialect.message_texts(message)))
+        return sha256(json.dumps(texts).encode("ascii")).hexdigest()
+
+    def _load(self) -> None:
+        """What the last commit of any process left."""
+        left: list[Left] = []
+        for posting in self._books.read(_BOOK):
+            content = posting.content
+            if content["left"] is not None:
+                left.append(Left(**content["left"]))
+            summary = None if content["summary"] is None else Summary(**content["summary"])
+            self._state = _State(
+                start=content["start"],
+                pinned=tuple(content["pinned"]),
+                gone=frozenset(content["gone"]),
+                carried=content["carried"],
+                left=tuple(left),
+                summary=summary,
+                turns=content["turns"],
+            )
+            self._fingerprint = content["print"]
+
+    # --- commits ---------------------------------------------------------------------------------------------------
+
+    def _is_due(self, read: Sequence[_Read]) -> bool:
+        """Whether the list does not fit, or has grown so far that a change would pay."""
+        if not self._fits(read):
+            return True
+        if self._tokens(read) < self._policy.high * self._policy.window_tokens_max:
+            return False
+        if self._records.timeline.turns - self._state.turns < self._policy.cooldown_turns:
+            return False
+        marks = self._marks(self._policy.keep_turns)
+        return bool(marks) and self._rewrite(read, marks).pays(self._prices, self._policy.horizon_requests)
+
+    def _marks(self, keep_turns: int) -> list[tuple[Place, str, int]]:
+        """Results that are finished with, oldest first, each with its note and the tokens it frees."""
+        records, policy = self._records, self._policy
+        newest: dict[tuple[str, str], int] = {}
+        for place in records.timeline.places:
+            if place.call is not None:
+                newest[place.call.name, str(place.call.arguments)] = place.index
+        found = []
+        for place in records.timeline.places:
+            if place.number is None or place.form == NOTE or place.call is None or place.index < self._state.start:
+                continue
+            row = records.rows[place.number]
+            if row.state != "live" or row.own is not None or row.tokens < policy.archive_tokens_min:
+                continue
+            superseded = newest[place.call.name, str(place.call.arguments)] > place.index
+            if not superseded and records.timeline.turns_after(place.index) < keep_turns:
+                continue
+            content = records.original(place)
+            if not records.is_read(place) or records.protection(row, records.facts(row, place, content)):
+                continue
+            text = records.dialect.plain_text(content)
+            note = described(
+                text if text is not None else "",
+                tool=text_of(row.tool_name),
+                arguments=place.call.arguments,
+                chars_max=min(HOST_NOTE_CHARS_MAX, records.limits.note_chars_max),
+            )
+            shown = clone(row)
+            shown.rendering = rendering(with_tools=records.with_tools, estimated=records.counter.estimated)
+            saved = row.tokens - records.counter.count(records.note_text(shown, note))
+            if saved > 0:
+                found.append((place, note, saved))
+        return found
+
+    def _rewrite(self, read: Sequence[_Read], marks: Sequence[tuple[Place, str, int]]) -> Rewrite:
+        first = min(place.index for place, _, _ in marks)
+        removed = sum(saved for _, _, saved in marks)
+        return Rewrite(removed, sum(one.tokens for one in read[first:]) - removed)
+
+    def _committed(self, read: list[_Read], render: Callable[[], list[Any]]) -> list[_Read]:
+        """The list after results were archived and turns left, as far as that was needed."""
+        policy = self._policy
+        for keep_turns in (policy.keep_turns, 0):
+            excess = self._tokens(read) - int(policy.low * policy.window_tokens_max)
+            if excess <= 0 or (keep_turns == 0 and self._fits(read)):
+                break  # results of the newest turns go only where the list would not fit
+            if self._archived(self._marks(keep_turns), excess):
+                read = self._read(render())
+        self._leave(read)
+        return read
+
+    def _archived(self, marks: Sequence[tuple[Place, str, int]], excess: int) -> bool:
+        """Whether so many results were archived, the oldest first, that the excess is gone or none is left."""
+        batch = []
+        for place, note, saved in marks[: self._records.limits.batch_items_max]:
+            if excess <= 0:
+                break
+            batch.append(Item(format_result_id(place.number or 0), note))
+            excess -= saved
+        if not batch:
+            return False
+        try:
+            self._archiving.archive(tuple(batch), None, None)
+        except BatchRejectedError as error:
+            self._archiving.rejected(error, None)
+            return False
+        return True
+
+    def _leave(self, read: Sequence[_Read]) -> None:
+        """Turns that do not fit leave: archived as they were shown, summarised, and told of."""
+        budget = self._turn_tokens_max
+        found = kept(
+            [one.role for one in read],
+            [one.reading for one in read],
+            [one.tokens for one in read],
+            budget_tokens=budget,
+            target_tokens=int(budget * (1 - FREED_SHARE)),
+            start=self._state.start,
+            staying=self._staying(),
+        )
+        system = _instructions(read)
+        outside = set(range(system, found.start)) - set(found.pinned) - self._state.gone
+        state = _State(
+            start=found.start,
+            pinned=found.pinned,
+            gone=self._state.gone,
+            carried=self._state.carried,
+            left=self._state.left,
+            summary=self._state.summary,
+            turns=self._records.timeline.turns,
+        )
+        self._state = state
+        self._prefix = [one.message for one in read[: found.start]]
+        self._fingerprint = self._print(self._prefix)
+        if outside:
+            self._keep(read, sorted(outside))
+
+    def _keep(self, read: Sequence[_Read], indexes: Sequence[int]) -> None:
+        """Archive messages that left; where that fails they are tried again at the next commit."""
+        state, records = self._state, self._records
+        lines = [records.dialect.plain(read[at].message) for at in indexes]
+        sensitivity = frozenset(
+            name
+            for at in indexes
+            for place in records.timeline.by_index.get(at, ())
+            if place.number is not None
+            for name in records.rows[place.number].sensitivity.split("\n")
+            if name
+        )
+        told = self._told(read, indexes)
+        line = _tools_line(told.tools)
+        try:
+            receipt = self._archiving.keep(Kept("span", "\n".join(lines), line, sensitivity))
+            summary, _ = summarised(
+                told,
+                [] if state.summary is None else [state.summary],
+                self._summarizer,
+                count=records.counter.count,
+                tokens_max=SUMMARY_TOKENS_MAX,
+            )
+            left = Left(receipt.targets[0].result_id, indexes[0] + 1, indexes[-1] + 1, line, summary.text())
+            state.left = (*state.left, left)
+            state.gone |= set(indexes)
+            state.summary = summary
+            state.carried = carried(
+                (),
+                Card(),
+                state.left,
+                count=records.counter.count,
+                budget_tokens=self._carried_tokens_max,
+            )
+            content = {
+                "start": state.start,
+                "pinned": list(state.pinned),
+                "gone": sorted(state.gone),
+                "carried": state.carried,
+                "left": _plain(left),
+                "summary": _plain(summary),
+                "turns": state.turns,
+                "print": self._fingerprint,
+            }
+            self._books.post(_BOOK, lambda known: ([content], None))
+        except EvidenceArchiveError as error:
+            records.trouble(error)
+
+    def _told(self, read: Sequence[_Read], indexes: Sequence[int]) -> Span:
+        """Turns that leave, as a summariser reads them."""
+        dialect = self._records.dialect
+        tools: dict[str, int] = {}
+        references: dict[str, None] = {}
+        said: list[str] = []
+        asked: list[str] = []
+        for at in indexes:
+            one = read[at]
+            for call in one.reading.calls:
+                tools[call.name] = tools.get(call.name, 0) + 1
+            for place in self._records.timeline.by_index.get(at, ()):
+                if place.number is not None:
+                    references.setdefault(format_result_id(place.number))
+            text = "\n".join(dialect.message_texts(one.message))
+            if one.role == "assistant" and not one.reading.calls:
+                said.append(text)
+            elif one.role == "user":
+                asked.append(text)
+        whole = "\n".join(dialect.plain(read[at].message) for at in indexes)
+        return Span(
+            whole,
+            indexes[0] + 1,
+            indexes[-1] + 1,
+            list(tools.items()),
+            said,
+            asked,
+            list(references),
+            sum(read[at].tokens for at in indexes),
+        )
+
+
+def _instructions(read: Sequence[_Read]) -> int:
+    """How many messages at the beginning are the application's own instructions."""
+    return next((at for at, one in enumerate(read) if one.role != "system"), len(read))
+
+
+def _tools_line(tools: Sequence[tuple[str, int]]) -> str:
+    if not tools:
+        return "no calls"
+    return ", ".join(f"{count} call{'s' * (count > 1)} of {name}" for name, count in tools[:8])
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    """The fields of a record as JSON values."""
+    return {
+        name: list(value) if isinstance(value := getattr(row, name), tuple) else value
+        for name in row.__dataclass_fields__
+    }
