@@ -45,7 +45,7 @@ def is_taken(messages: list[dict[str, Any]]) -> bool:
 
 
 def least(messages: list[dict[str, Any]], staying: set[int]) -> set[int]:
-    """What has to stay: instructions, the newest message of the user, the last turn, and the turns that may not go."""
+    """What has to stay: instructions, the newest message of the user, the last turn, and turns that may not go."""
     system = next(at for at, message in enumerate(messages) if message["role"] != "system")
     user = max(at for at, message in enumerate(messages) if message["role"] == "user")
     places = [at for at in cuts([DIALECT.read(message) for message in messages]) if at >= system]
