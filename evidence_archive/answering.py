@@ -2,7 +2,8 @@
 
 from evidence_archive import notes
 from evidence_archive.archiving import Archiving
-from evidence_archive.batch import parse_batch, parse_restore
+from evidence_archive.batch import parse_batch, parse_card_changes, parse_restore
+from evidence_archive.carding import Carding
 from evidence_archive.errors import (
     AuditBrokenError,
     BatchRejectedError,
@@ -16,7 +17,15 @@ from evidence_archive.errors import (
     UnsupportedVersionError,
 )
 from evidence_archive.excerpt import Selector, parse_selector
-from evidence_archive.model import Content, Target, ToolCall, format_result_id, parse_result_id, text_of
+from evidence_archive.model import (
+    Content,
+    Target,
+    ToolCall,
+    canonical_id,
+    format_result_id,
+    parse_result_id,
+    text_of,
+)
 from evidence_archive.ports import ResultRow, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.records import Records
@@ -32,11 +41,13 @@ class Answering:
     Args:
         records: of the session.
         archiving: its write path.
+        carding: its card.
     """
 
-    def __init__(self, records: Records, archiving: Archiving) -> None:
+    def __init__(self, records: Records, archiving: Archiving, carding: Carding) -> None:
         self._records = records
         self._archiving = archiving
+        self._carding = carding
         self.restores_this_turn = 0
 
     def archive(self, call: ToolCall) -> str:
@@ -66,6 +77,20 @@ class Answering:
             self._archiving.rejected(BatchRejectedError(str(error), reason="store_unavailable"), call, text)
         return text
 
+    def card(self, call: ToolCall) -> str:
+        """The text that answers a call of ``update_card``: what changed, or why nothing did."""
+        self._records.mark_read(call)
+        try:
+            _, differences = self._carding.change(parse_card_changes(call.arguments), canonical_id(call.id))
+        except MisuseError:
+            raise
+        except FormatError as error:
+            return notes.malformed_text(tool=call.name, message=str(error))
+        except EvidenceArchiveError as error:
+            self._records.trouble(error)
+            return notes.card_failed_text(message=str(error))
+        return notes.card_text([(one.item_id, None if one.after is None else one.after.state) for one in differences])
+
     def _archivable(self) -> list[tuple[str, str, int]]:
         """The newest results in view that nothing stands against but a note."""
         found: list[tuple[str, str, int]] = []
@@ -77,7 +102,8 @@ class Answering:
                 row.state == "live"
                 and row.labelled
                 and row.own in (None, "copy")
-                and text_of(row.tool_name) not in notes.OUR_TOOLS - ({notes.RESTORE_TOOL} if row.own else set())
+                and text_of(row.tool_name)
+                not in self._records.our_tools - ({notes.RESTORE_TOOL} if row.own else set())
                 and place.call is not None
                 and self._records.is_read(place)
                 and self._records.protection(row, self._records.facts(row, place, self._records.original(place)))

@@ -449,7 +449,7 @@ class Archiving:
                 in_view=content is not None,
                 read=place is not None and self._records.is_read(place),
                 orphan=place is not None and place.call is None,
-                own=known.own or ("answer" if called in notes.OUR_TOOLS else None),
+                own=known.own or ("answer" if called in self._records.our_tools else None),
                 exact=exact or content is None,
                 name_fits=all(len(name) < TOOL_NAME_CHARS_MAX for name in (called, *facts.tools)),
                 protected=(

@@ -24,6 +24,7 @@ __all__ = [
     "decide",
     "pairs",
     "parse_batch",
+    "parse_card_changes",
     "parse_restore",
 ]
 
@@ -206,6 +207,21 @@ def parse_restore(arguments: object) -> RestoreRequest:
         raise FormatError(f"reason must have at most {REASON_CHARS_MAX} characters.")
     others = {key: value.get(key) for key in _RESTORE_KEYS[1:]}
     return RestoreRequest(_checked_id(value["id"], "id"), **others)
+
+
+def parse_card_changes(arguments: object) -> object:
+    """The changes that a call of ``update_card`` asks for, not looked at yet.
+
+    Args:
+        arguments: JSON text of up to 1,048,576 characters, or the object it stands for; its only key is ``changes``.
+
+    Raises:
+        FormatError: the arguments are anything else.
+    """
+    value = _object(arguments)
+    if value.keys() != {"changes"}:
+        raise FormatError('The arguments must have the key "changes" and no other.')
+    return value["changes"]
 
 
 # --- the decision -----------------------------------------------------------------------------------------------

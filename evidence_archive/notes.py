@@ -17,13 +17,18 @@ from evidence_archive.model import Receipt, Target, format_time
 
 __all__ = [
     "ARCHIVE_TOOL",
+    "CARD_TOOL",
+    "CARD_TOOLS",
     "INSTRUCTIONS",
     "OUR_TOOLS",
     "RENDERINGS",
     "RESTORE_TOOL",
     "TOOLS",
+    "WINDOW_TOOLS",
     "ToolSpec",
     "boundary",
+    "card_failed_text",
+    "card_text",
     "clean",
     "clean_name",
     "in_view_text",
@@ -41,6 +46,11 @@ __all__ = [
 
 ARCHIVE_TOOL = "archive_evidence"
 RESTORE_TOOL = "restore_evidence"
+
+CARD_TOOL = "update_card"
+
+WINDOW_TOOLS = frozenset({CARD_TOOL})
+"""What a session with a window offers besides; elsewhere an application may have tools of these names."""
 
 OUR_TOOLS = frozenset({ARCHIVE_TOOL, RESTORE_TOOL})
 """Whatever these tools return is never evidence of its own, unless it is recorded as a restored copy."""
@@ -467,6 +477,10 @@ _EXAMPLES = {
         "Nothing was restored",
         '{"id": "r7", "lines": "10-40", "pattern": null, "context_lines": null, "pointer": null, "reason": null}',
     ),
+    CARD_TOOL: (
+        "The card was not changed",
+        '{"changes": [{"add": "step", "text": "measure it again"}, {"id": "d1", "to": "confirmed", "reason": null}]}',
+    ),
 }
 
 
@@ -474,11 +488,26 @@ def malformed_text(*, tool: str, message: str) -> str:
     """The answer to a call of ours whose arguments cannot be used, with an example that can.
 
     Args:
-        tool: :data:`ARCHIVE_TOOL` or :data:`RESTORE_TOOL`.
+        tool: :data:`ARCHIVE_TOOL`, :data:`RESTORE_TOOL` or :data:`CARD_TOOL`.
         message: what the parser says: the argument and the expected form.
     """
     outcome, example = _EXAMPLES[tool]
     return f"{outcome}: {_sentence(message)}\nExample of arguments: {example}"
+
+
+def card_text(differences: Sequence[tuple[str | None, str | None]]) -> str:
+    """The answer to a call that changed the card.
+
+    Args:
+        differences: the id of each item that changed and its state now; ``None`` and ``None`` for the goal.
+    """
+    told = ", ".join("the goal is written" if item is None else f"{item} is {state}" for item, state in differences)
+    return f"[card changed | {told}]"
+
+
+def card_failed_text(*, message: str) -> str:
+    """The answer to a call that could not change the card for a reason that is not the model's."""
+    return f"[card not changed | {_sentence(message)}]"
 
 
 # --- what the application puts into its request -----------------------------------------------------------------
@@ -591,3 +620,46 @@ TOOLS = (
     ),
 )
 """The specs of our tools, equal for all sessions."""
+
+CARD_TOOLS = (
+    ToolSpec(
+        CARD_TOOL,
+        "Keep the card of this task: its goal, decisions, steps and blockers. It stays in view when older turns "
+        "leave. An item moves draft, confirmed, in_progress, done, one step at a time, or is dropped with a reason. "
+        "All of the changes are made or none of them.",
+        json.dumps(
+            _strict(
+                {
+                    "changes": {
+                        "type": "array",
+                        "description": "One to fifty changes, made in this order.",
+                        "items": _strict(
+                            {
+                                "goal": _typed(["string", "null"], "The goal of the task; it is written once."),
+                                "add": {
+                                    "type": ["string", "null"],
+                                    "enum": ["decision", "step", "blocker", None],
+                                    "description": "What to add, with its text.",
+                                },
+                                "id": _typed(["string", "null"], 'The item to change, such as "s3".'),
+                                "to": {
+                                    "type": ["string", "null"],
+                                    "enum": ["confirmed", "in_progress", "done", "dropped", None],
+                                    "description": "Its next state.",
+                                },
+                                "text": _typed(["string", "null"], "What is added."),
+                                "reason": _typed(["string", "null"], "Why; a decision and a dropped item need one."),
+                                "references": {
+                                    "type": ["array", "null"],
+                                    "items": {"type": "string"},
+                                    "description": 'Evidence, such as "r12#L40-L44"; a decision needs one.',
+                                },
+                            }
+                        ),
+                    }
+                }
+            )
+        ),
+    ),
+)
+"""What a session with a window offers besides."""

@@ -95,6 +95,7 @@ class Records:
         self.dialect = dialect
         self.with_tools = with_tools
         self.limits = vault.policy.limits
+        self.our_tools = notes.OUR_TOOLS | (notes.WINDOW_TOOLS if vault.policy.window else frozenset())
         self.clock = vault.around.clock
         self.counter = vault.around.counter
         self.log = vault.log.bind(session=self.id)
@@ -327,7 +328,7 @@ class Records:
         encoded, tokens = measured
         tag = place.tag(self.tag) or b""
         call = place.call or ToolCall("", "")
-        ours = call.name in notes.OUR_TOOLS or (place.call_id, tag) in self.unrecorded
+        ours = call.name in self.our_tools or (place.call_id, tag) in self.unrecorded
         row = self.identity_row(
             session,
             call_id=place.call_id,

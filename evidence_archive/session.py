@@ -4,7 +4,7 @@
 What an archive call did is visible in the next view because the next view reads it from the store, and only then.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +13,7 @@ from evidence_archive.answering import Answering
 from evidence_archive.archiving import Archiving
 from evidence_archive.batch import pairs
 from evidence_archive.books import Books
+from evidence_archive.carding import Carding
 from evidence_archive.errors import (
     BatchRejectedError,
     FormatError,
@@ -43,6 +44,7 @@ from evidence_archive.ports import ResultRow
 from evidence_archive.records import Records
 from evidence_archive.restoring import Restoring, part_of
 from evidence_archive.vault import SHREDDED
+from evidence_archive.window.card import Card
 from evidence_archive.window.summaries import Summarizer
 from evidence_archive.windowing import MESSAGE_TOKENS, Windowing
 
@@ -65,10 +67,14 @@ class Session:
         self._lock = records.lock
         self._records = records
         self._archiving = Archiving(records)
-        self._answering = Answering(records, self._archiving)
+        books = Books(records)
+        self._carding = Carding(records, books)
+        self._answering = Answering(records, self._archiving, self._carding)
         window = records.vault.policy.window
         self._windowing = (
-            None if window is None else Windowing(records, self._archiving, Books(records), window, summarizer)
+            None
+            if window is None
+            else Windowing(records, self._archiving, books, self._carding, policy=window, summarizer=summarizer)
         )
         self._rendered: list[Any] = []
         self._shown: list[Any] = []
@@ -90,7 +96,8 @@ class Session:
         """The specs of our tools in the session's dialect; empty for a session opened with ``tools=False``."""
         if not self._records.with_tools:
             return []
-        return [self._records.dialect.tool(tool.name, tool.description, tool.parameters) for tool in notes.TOOLS]
+        offered = (*notes.TOOLS, *(notes.CARD_TOOLS if self._windowing is not None else ()))
+        return [self._records.dialect.tool(tool.name, tool.description, tool.parameters) for tool in offered]
 
     def view(self, messages: Iterable[Any]) -> list[Any]:
         """The list that goes to the model: labels on live results, notes in the place of archived ones.
@@ -302,13 +309,15 @@ class Session:
             parsed = self._records.dialect.parse_call(call)
         except MessageShapeError:
             return None
-        if not self._records.with_tools or parsed.name not in notes.OUR_TOOLS:
+        if not self._records.with_tools or parsed.name not in self._records.our_tools:
             return None
         self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
             if parsed.name == notes.ARCHIVE_TOOL:
                 return self._records.dialect.answer(parsed.id, self._answering.archive(parsed))
+            if parsed.name == notes.CARD_TOOL:
+                return self._records.dialect.answer(parsed.id, self._answering.card(parsed))
             return self._records.dialect.answer(parsed.id, self._answering.restore(parsed))
 
     def label(
@@ -367,6 +376,37 @@ class Session:
                 return self._records.attach(lambda: Labelled(met, True), facts)
             call_id = canonical_id(found.call_id)
             return self._records.attach(lambda: self._records.meant(call_id, found.content, encoded), facts)
+
+    @property
+    def card(self) -> Card:
+        """The card of the task as it stands: goal, decisions, steps and blockers.
+
+        Raises:
+            StoreError, IntegrityError: the store cannot be read, or was changed.
+            MisuseError: the archive was closed, or opened in another process.
+        """
+        self._records.vault.usable()
+        with self._lock:
+            self._records.vault.usable()
+            return self._carding.card()
+
+    def update_card(self, changes: Sequence[Mapping[str, Any]]) -> Card:
+        """Change the card: all of the changes, or none. Returns the card after them.
+
+        Args:
+            changes: 1 to 50 of ``{"goal": "..."}``, ``{"add": "decision" | "step" | "blocker", "text": "...",
+                "reason": "...", "references": ["r12#L4"]}`` and ``{"id": "s1", "to": "confirmed", ...}``; made in
+                this order.
+
+        Raises:
+            FormatError: one cannot be made; the message says which, and what can.
+            ShreddedError, StoreError, IntegrityError: nothing was changed.
+            MisuseError: the archive was closed, or opened in another process.
+        """
+        self._records.vault.usable()
+        with self._lock:
+            self._records.vault.usable()
+            return self._carding.change(list(changes))[0]
 
     def results(self) -> list[ResultInfo]:
         """Every result of this session, by number; receipts and refusals of ours are left out.

@@ -17,12 +17,12 @@ from typing import Any
 from evidence_archive.archiving import Archiving, Kept
 from evidence_archive.batch import Item
 from evidence_archive.books import Books
+from evidence_archive.carding import Carding
 from evidence_archive.dialects.base import Reading
 from evidence_archive.errors import BatchRejectedError, EvidenceArchiveError
 from evidence_archive.matching import NOTE, Place
 from evidence_archive.model import WindowPolicy, format_result_id, text_of
 from evidence_archive.records import Records, clone, rendering
-from evidence_archive.window.card import Card
 from evidence_archive.window.carrying import Left, carried
 from evidence_archive.window.costs import Prices, Rewrite
 from evidence_archive.window.describing import described
@@ -81,7 +81,7 @@ class Windowing:
     """The window of one session. Callers hold the records' lock.
 
     Args:
-        records, archiving, books: of the session.
+        records, archiving, books, carding: of the session.
         policy: budget and shares.
         summarizer: writes summaries of what leaves; the deterministic ones without it.
     """
@@ -91,12 +91,15 @@ class Windowing:
         records: Records,
         archiving: Archiving,
         books: Books,
+        carding: Carding,
+        *,
         policy: WindowPolicy,
         summarizer: Summarizer | None = None,
     ) -> None:
         self._records = records
         self._archiving = archiving
         self._books = books
+        self._carding = carding
         self._policy = policy
         self._summarizer = summarizer
         self._prices = Prices(policy.price_input, policy.price_cached_input, policy.price_output)
@@ -393,7 +396,7 @@ class Windowing:
             state.summary = summary
             state.carried = carried(
                 (),
-                Card(),
+                self._carding.card(),
                 state.left,
                 count=records.counter.count,
                 budget_tokens=self._carried_tokens_max,

@@ -1,0 +1,132 @@
+"""The card of a task: what model and host put on it is kept, told, and never jumps."""
+
+import json
+from typing import Any
+
+import pytest
+from conftest import Conversation, Desk
+from doubles import Characters, policy_of
+
+from evidence_archive import Archive, Principal
+from evidence_archive.errors import FormatError, ShreddedError, StoreError
+
+KEEPER = Principal(org="north-clinic", subject="records", roles={"custodian"})
+
+
+def opened(desk: Desk, policy: Any = None) -> Archive:
+    return desk.open(policy=policy or policy_of("[window]\nwindow_tokens_max = 4000\n"), counter=Characters())
+
+
+def asked(talk: Conversation, session: Any, *changes: Any, call_id: str | None = None) -> str:
+    return str(talk.ours(session, "update_card", json.dumps({"changes": changes}), call_id)["content"])
+
+
+def read(session: Any, talk: Conversation) -> None:
+    talk.tool("finding\n" * 200)
+    talk.say()
+    session.view(talk.messages)
+
+
+def test_what_the_model_puts_on_the_card_is_there_in_any_process(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        read(session, talk)
+        assert asked(talk, session, {"goal": "find the fault"}) == "[card changed | the goal is written]"
+        decision = {"add": "decision", "text": "it is the cache", "reason": "see there", "references": ["r1#L1-L9"]}
+        assert (
+            asked(talk, session, decision, {"add": "step", "text": "measure"})
+            == "[card changed | d1 is draft, s1 is draft]"
+        )
+        assert asked(talk, session, {"id": "s1", "to": "confirmed"}) == "[card changed | s1 is confirmed]"
+    with opened(desk) as archive:
+        card = archive.session("case", owner).card
+        assert (card.goal, card.version) == ("find the fault", 4)
+        assert {name: (item.state, item.text) for name, item in card.items.items()} == {
+            "d1": ("draft", "it is the cache"),
+            "s1": ("confirmed", "measure"),
+        }
+        assert [str(one) for one in card.items["d1"].references] == ["r1#L1-L9"]
+        assert archive.custody(KEEPER).verify("full").findings == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([{"id": "s1", "to": "done"}], "s1 is draft and cannot become done"),
+        ([{"id": "s9", "to": "confirmed"}], "there is no item s9"),
+        ([{"goal": "another"}], "the goal is written once"),
+        ([{"add": "decision", "text": "x"}], "a decision carries its reason"),
+        ([{"add": "decision", "text": "x", "reason": "y", "references": ["r99"]}], "no result r99"),
+        ([{"add": "step", "text": "fine"}, {"id": "s1", "to": "dropped"}], "say why s1 is dropped"),
+        ([], "changes is a list"),
+        ("x", "changes is a list"),
+    ],
+)
+def test_what_cannot_be_changes_nothing_and_says_what_can(desk: Desk, owner: Principal, changes: Any, words: str):
+    with opened(desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        session.update_card([{"goal": "a goal"}, {"add": "step", "text": "a step"}])
+        before = session.card
+        answer = talk.ours(session, "update_card", json.dumps({"changes": changes}))["content"]
+        assert answer.startswith("The card was not changed: ")
+        assert words in answer
+        assert session.card == before
+        if isinstance(changes, list):
+            with pytest.raises(FormatError, match=words):
+                session.update_card(changes)
+
+
+def test_a_call_that_is_answered_once_more_changes_nothing_more(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        step = {"add": "step", "text": "measure"}
+        first = asked(talk, session, step, call_id="c1")
+        assert asked(talk, session, step, call_id="c1") == first
+        assert len(session.card.items) == 1
+        assert asked(talk, session, step, call_id="c2") == "[card changed | s2 is draft]"
+    with opened(desk) as archive:
+        session = archive.session("case", owner)
+        assert asked(talk, session, step, call_id="c1") == first
+        assert len(session.card.items) == 2
+
+
+def test_two_who_change_the_card_at_once_both_do(desk: Desk, owner: Principal):
+    with opened(desk) as one, opened(desk) as two:
+        first, second = one.session("case", owner), two.session("case", owner)
+        first.update_card([{"add": "step", "text": "a"}])
+        second.update_card([{"add": "step", "text": "b"}])
+        first.update_card([{"id": "s2", "to": "confirmed"}])
+        assert [item.text for item in second.card.items.values()] == ["a", "b"]
+        assert second.card == first.card
+
+
+def test_the_card_is_told_when_turns_leave_and_only_sessions_with_a_window_offer_it(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        assert [one["function"]["name"] for one in session.tools][-1] == "update_card"
+        session.update_card([{"goal": "find the fault"}, {"add": "blocker", "text": "no access to the log"}])
+        for at in range(30):
+            talk.tool(f"finding {at}\n" * 60)
+            talk.say(f"turn {at} " * 30)
+            view = session.view(talk.messages)
+        (carried,) = [one["content"] for one in view if str(one["content"]).startswith("[carried over")]
+        assert "> goal: find the fault" in carried
+        assert "> b1 draft: no access to the log" in carried
+    with opened(desk, policy_of()) as archive:
+        session = archive.session("plain", owner)
+        assert "update_card" not in [one["function"]["name"] for one in session.tools]
+        assert session.answer(talk.call("update_card", "{}")) is None
+
+
+def test_without_the_store_or_after_a_shred_the_card_is_not_changed_and_says_so(sqlite_desk: Desk, owner: Principal):
+    policy = policy_of("[window]\n", view_wait_ms_max=20, store_wait_ms_max=20)
+    with opened(sqlite_desk, policy) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        with sqlite_desk.locked():
+            with pytest.raises(StoreError):
+                session.update_card([{"goal": "x"}])
+            assert asked(talk, session, {"goal": "x"}).startswith("[card not changed | ")
+        assert session.update_card([{"goal": "x"}]).goal == "x"
+        archive.custody(KEEPER).shred(session_id="case")
+        with pytest.raises(ShreddedError):
+            session.update_card([{"add": "step", "text": "y"}])
