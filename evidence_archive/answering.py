@@ -2,7 +2,7 @@
 
 from evidence_archive import notes
 from evidence_archive.archiving import Archiving
-from evidence_archive.batch import parse_batch, parse_card_changes, parse_restore
+from evidence_archive.batch import parse_batch, parse_card_changes, parse_restore, parse_search
 from evidence_archive.carding import Carding
 from evidence_archive.errors import (
     AuditBrokenError,
@@ -29,7 +29,8 @@ from evidence_archive.model import (
 from evidence_archive.ports import ResultRow, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.records import Records
-from evidence_archive.restoring import Found, Opened, Restoring
+from evidence_archive.restoring import Also, Found, Opened, Restoring
+from evidence_archive.searching import Searching, SearchResult
 from evidence_archive.vault import facts_of
 
 __all__ = ["Answering"]
@@ -41,11 +42,12 @@ class Answering:
     Args:
         records: of the session.
         archiving: its write path.
-        carding: its card.
+        carding, searching: its card, and the search in what it archived.
     """
 
-    def __init__(self, records: Records, archiving: Archiving, carding: Carding) -> None:
+    def __init__(self, records: Records, archiving: Archiving, carding: Carding, searching: Searching) -> None:
         self._records = records
+        self._searching = searching
         self._archiving = archiving
         self._carding = carding
         self.restores_this_turn = 0
@@ -76,6 +78,28 @@ class Answering:
             text = notes.rejection_text(reason="store_unavailable", message=str(error))
             self._archiving.rejected(BatchRejectedError(str(error), reason="store_unavailable"), call, text)
         return text
+
+    def search(self, call: ToolCall) -> str:
+        """The text that answers a call of ``search_evidence``: lines that were found, or why not."""
+        self._records.mark_read(call)
+        try:
+            query = parse_search(call.arguments)
+            self._records.refresh(self._records.vault.store_wait_ms)
+            texts: list[str] = []
+
+            def also(result: SearchResult) -> Also:
+                texts.append(_search_text(result))
+                return self._records.also(call, texts[0], "error")
+
+            self._searching.search(query, also=also)
+        except MisuseError:
+            raise
+        except FormatError as error:
+            return notes.malformed_text(tool=call.name, message=str(error))
+        except EvidenceArchiveError as error:
+            self._records.trouble(error)
+            return notes.search_failed_text(message=str(error))
+        return texts[0]
 
     def card(self, call: ToolCall) -> str:
         """The text that answers a call of ``update_card``: what changed, or why nothing did."""
@@ -237,3 +261,8 @@ class Answering:
             lines=part.lines,
             is_json=part.is_json,
         )
+
+
+def _search_text(result: SearchResult) -> str:
+    hits = [(hit.result_id, hit.line, hit.tool, hit.excerpt) for hit in result.hits]
+    return notes.search_text(hits, searched=result.searched, left_out=result.left_out)

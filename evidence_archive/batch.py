@@ -26,6 +26,7 @@ __all__ = [
     "parse_batch",
     "parse_card_changes",
     "parse_restore",
+    "parse_search",
 ]
 
 ARGUMENTS_CHARS_MAX = 1024 * 1024
@@ -207,6 +208,21 @@ def parse_restore(arguments: object) -> RestoreRequest:
         raise FormatError(f"reason must have at most {REASON_CHARS_MAX} characters.")
     others = {key: value.get(key) for key in _RESTORE_KEYS[1:]}
     return RestoreRequest(_checked_id(value["id"], "id"), **others)
+
+
+def parse_search(arguments: object) -> object:
+    """The query of a call of ``search_evidence``, not looked at yet.
+
+    Args:
+        arguments: JSON text of up to 1,048,576 characters, or the object it stands for; its only key is ``query``.
+
+    Raises:
+        FormatError: the arguments are anything else.
+    """
+    value = _object(arguments)
+    if value.keys() != {"query"}:
+        raise FormatError('The arguments must have the key "query" and no other.')
+    return value["query"]
 
 
 def parse_card_changes(arguments: object) -> object:

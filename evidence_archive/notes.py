@@ -18,13 +18,14 @@ from evidence_archive.model import Receipt, Target, format_time
 __all__ = [
     "ARCHIVE_TOOL",
     "CARD_TOOL",
-    "CARD_TOOLS",
     "INSTRUCTIONS",
     "OUR_TOOLS",
     "RENDERINGS",
     "RESTORE_TOOL",
+    "SEARCH_TOOL",
     "TOOLS",
     "WINDOW_TOOLS",
+    "WINDOW_TOOL_SPECS",
     "ToolSpec",
     "boundary",
     "card_failed_text",
@@ -41,6 +42,8 @@ __all__ = [
     "restore_failed_text",
     "restored_texts",
     "restores_exhausted_text",
+    "search_failed_text",
+    "search_text",
     "too_large_text",
 ]
 
@@ -48,8 +51,9 @@ ARCHIVE_TOOL = "archive_evidence"
 RESTORE_TOOL = "restore_evidence"
 
 CARD_TOOL = "update_card"
+SEARCH_TOOL = "search_evidence"
 
-WINDOW_TOOLS = frozenset({CARD_TOOL})
+WINDOW_TOOLS = frozenset({CARD_TOOL, SEARCH_TOOL})
 """What a session with a window offers besides; elsewhere an application may have tools of these names."""
 
 OUR_TOOLS = frozenset({ARCHIVE_TOOL, RESTORE_TOOL})
@@ -477,6 +481,7 @@ _EXAMPLES = {
         "Nothing was restored",
         '{"id": "r7", "lines": "10-40", "pattern": null, "context_lines": null, "pointer": null, "reason": null}',
     ),
+    SEARCH_TOOL: ("Nothing was searched", '{"query": "checkout timeout"}'),
     CARD_TOOL: (
         "The card was not changed",
         '{"changes": [{"add": "step", "text": "measure it again"}, {"id": "d1", "to": "confirmed", "reason": null}]}',
@@ -503,6 +508,27 @@ def card_text(differences: Sequence[tuple[str | None, str | None]]) -> str:
     """
     told = ", ".join("the goal is written" if item is None else f"{item} is {state}" for item, state in differences)
     return f"[card changed | {told}]"
+
+
+def search_text(hits: Sequence[tuple[str, int, str, str]], *, searched: int, left_out: int) -> str:
+    """The answer to a search: a line for each hit, with the lines quoted.
+
+    Args:
+        hits: result ID, line, tool and excerpt of each.
+        searched, left_out: how many originals were looked through, and how many were not.
+    """
+    more = f", {left_out} more were left out: they are older or too large" if left_out else ""
+    head = f"[search | {len(hits)} hits in {searched} archived originals{more}]"
+    lines = [
+        f"{result_id}#L{line} ({clean_name(tool)})\n> {_in_line(excerpt, 400, _UNFIT_IN_SENTENCE)}"
+        for result_id, line, tool, excerpt in hits
+    ]
+    return "\n".join([head, *lines])
+
+
+def search_failed_text(*, message: str) -> str:
+    """The answer to a search that could not be made for a reason that is not the model's."""
+    return f"[nothing was searched | {_sentence(message)}]"
 
 
 def card_failed_text(*, message: str) -> str:
@@ -621,7 +647,13 @@ TOOLS = (
 )
 """The specs of our tools, equal for all sessions."""
 
-CARD_TOOLS = (
+WINDOW_TOOL_SPECS = (
+    ToolSpec(
+        SEARCH_TOOL,
+        "Search in everything of this task that was archived, also in older turns: lines that contain the query, or "
+        f"all of its words. Each hit names a line; {RESTORE_TOOL} gives what is around it.",
+        json.dumps(_strict({"query": _typed("string", "Words or a phrase, in one line.")})),
+    ),
     ToolSpec(
         CARD_TOOL,
         "Keep the card of this task: its goal, decisions, steps and blockers. It stays in view when older turns "

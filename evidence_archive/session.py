@@ -43,6 +43,7 @@ from evidence_archive.model import (
 from evidence_archive.ports import ResultRow
 from evidence_archive.records import Records
 from evidence_archive.restoring import Restoring, part_of
+from evidence_archive.searching import Searching, SearchResult
 from evidence_archive.vault import SHREDDED
 from evidence_archive.window.card import Card
 from evidence_archive.window.summaries import Summarizer
@@ -69,7 +70,8 @@ class Session:
         self._archiving = Archiving(records)
         books = Books(records)
         self._carding = Carding(records, books)
-        self._answering = Answering(records, self._archiving, self._carding)
+        self._searching = Searching(records)
+        self._answering = Answering(records, self._archiving, self._carding, self._searching)
         window = records.vault.policy.window
         self._windowing = (
             None
@@ -96,7 +98,7 @@ class Session:
         """The specs of our tools in the session's dialect; empty for a session opened with ``tools=False``."""
         if not self._records.with_tools:
             return []
-        offered = (*notes.TOOLS, *(notes.CARD_TOOLS if self._windowing is not None else ()))
+        offered = (*notes.TOOLS, *(notes.WINDOW_TOOL_SPECS if self._windowing is not None else ()))
         return [self._records.dialect.tool(tool.name, tool.description, tool.parameters) for tool in offered]
 
     def view(self, messages: Iterable[Any]) -> list[Any]:
@@ -316,6 +318,8 @@ class Session:
             self._records.vault.usable()
             if parsed.name == notes.ARCHIVE_TOOL:
                 return self._records.dialect.answer(parsed.id, self._answering.archive(parsed))
+            if parsed.name == notes.SEARCH_TOOL:
+                return self._records.dialect.answer(parsed.id, self._answering.search(parsed))
             if parsed.name == notes.CARD_TOOL:
                 return self._records.dialect.answer(parsed.id, self._answering.card(parsed))
             return self._records.dialect.answer(parsed.id, self._answering.restore(parsed))
@@ -376,6 +380,30 @@ class Session:
                 return self._records.attach(lambda: Labelled(met, True), facts)
             call_id = canonical_id(found.call_id)
             return self._records.attach(lambda: self._records.meant(call_id, found.content, encoded), facts)
+
+    def search(self, query: str) -> SearchResult:
+        """Lines of this session's archived originals that hold the query, or all of its words, whatever their case.
+
+        Originals are opened in memory under the rules of a restore; what is found is in the log before this returns.
+
+        Args:
+            query: 1 to 500 characters in one line.
+
+        Raises:
+            FormatError: the query is malformed.
+            SealBrokenError: stored bytes were changed; archiving in the session is suspended.
+            KeyringError, StoreError: keys or store are not at hand; nothing was released.
+            MisuseError: the archive was closed, or opened in another process.
+        """
+        self._records.vault.usable()
+        with self._lock:
+            self._records.vault.usable()
+            self._records.refresh(self._records.vault.store_wait_ms)
+            try:
+                return self._searching.search(query)
+            except IntegrityError:
+                self._records.suspend("integrity")
+                raise
 
     @property
     def card(self) -> Card:

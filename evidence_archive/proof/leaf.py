@@ -22,6 +22,7 @@ __all__ = [
     "CUSTODY_DENIED",
     "EVENTS",
     "EVIDENCE_EXPORTED",
+    "EVIDENCE_SEARCHED",
     "HOLD_PLACED",
     "HOLD_RELEASED",
     "KEY_CREATED",
@@ -77,6 +78,7 @@ BACKUP_RESTORED = "backup.restored"
 CUSTODY_DENIED = "custody.denied"
 LOG_REANCHORED = "log.reanchored"
 BOOK_POSTED = "book.posted"
+EVIDENCE_SEARCHED = "evidence.searched"
 
 EVENTS = frozenset(
     {
@@ -108,6 +110,7 @@ EVENTS = frozenset(
         CUSTODY_DENIED,
         LOG_REANCHORED,
         BOOK_POSTED,
+        EVIDENCE_SEARCHED,
     }
 )
 """Every event this version writes; it reads others, so that a newer log can still be verified."""

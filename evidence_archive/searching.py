@@ -1,0 +1,169 @@
+"""Search in what a session has archived: originals are opened in memory, some at a time, and only lines come out.
+
+The same permission decides as for a restore; what may not be restored is not looked at. What is found is released
+once the search is in the log, with the query sealed beside it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from evidence_archive.errors import FormatError
+from evidence_archive.excerpt import WHOLE
+from evidence_archive.model import format_result_id, text_of
+from evidence_archive.ports import ResultRow, Writer
+from evidence_archive.proof import leaf as audit
+from evidence_archive.records import Records
+from evidence_archive.restoring import Also, Found, Restoring
+
+__all__ = ["Hit", "SearchResult", "Searching"]
+
+QUERY_CHARS_MAX = 500
+ORIGINALS_MAX = 500
+BYTES_MAX = 32 * 1024 * 1024
+"""Bounds on one search: characters of the query; originals that are opened, the newest first, and their bytes."""
+
+HITS_MAX = 20
+HITS_OF_ONE_MAX = 5
+EXCERPT_CHARS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A line that was found.
+
+    Args:
+        result_id: of the original.
+        line: its number, from 1.
+        excerpt: at most 200 characters around what was found.
+        tool: that gave the original; ``span`` for turns that left the window.
+    """
+
+    result_id: str
+    line: int
+    excerpt: str = field(repr=False)
+    tool: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search found.
+
+    Args:
+        hits: lines with the whole query first, then lines with all of its words; of each, the newest originals first.
+        searched: how many originals were looked through.
+        left_out: how many were not, because of the bounds on one search.
+    """
+
+    hits: tuple[Hit, ...]
+    searched: int
+    left_out: int
+
+
+class Searching:
+    """Searches in one session. Callers hold the records' lock.
+
+    Args:
+        records: of the session.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def search(self, query: object, *, also: Callable[[SearchResult], Also] | None = None) -> SearchResult:
+        """Lines that hold the query, or all of its words, whatever their case.
+
+        Args:
+            query: 1 to 500 characters in one line.
+            also: what is written with the audit entry of what was found.
+
+        Raises:
+            FormatError: the query is malformed.
+            SealBrokenError: an original does not open; the failure is logged and the session suspended.
+            KeyringError, StoreError: keys or store are not at hand; nothing was released.
+        """
+        if not isinstance(query, str) or not query.strip() or len(query) > QUERY_CHARS_MAX or "\n" in query:
+            raise FormatError(f"A query is one line of 1 to {QUERY_CHARS_MAX} characters.")
+        whole, words = query.strip().casefold(), query.casefold().split()
+        exact: list[Hit] = []
+        loose: list[Hit] = []
+        searched = left_out = used_bytes = 0
+        restoring = Restoring(self._records.vault)
+        for row in self._candidates():
+            if searched >= ORIGINALS_MAX or used_bytes + row.size_bytes > BYTES_MAX:
+                left_out += 1
+                continue
+            found = self._found(row)
+            if found is None:
+                continue
+            searched += 1
+            used_bytes += row.size_bytes
+            if len(exact) >= HITS_MAX:
+                continue
+            content = restoring.opened(self._records.principal, found, WHOLE, self._records.dialect).content
+            text = self._records.dialect.plain_text(content)
+            for hit, is_exact in _hits(row, text or "", whole, words):
+                (exact if is_exact else loose).append(hit)
+        result = SearchResult(tuple([*exact, *loose][:HITS_MAX]), searched, left_out)
+        self._logged(query, result, None if also is None else also(result))
+        return result
+
+    def _candidates(self) -> list[ResultRow]:
+        """What is archived and holds bytes of its own, the newest first."""
+        rows = self._records.rows.values()
+        return sorted(
+            (row for row in rows if row.state == "archived" and row.origin is None),
+            key=lambda row: row.number,
+            reverse=True,
+        )
+
+    def _found(self, row: ResultRow) -> Found | None:
+        vault = self._records.vault
+        with vault.store.reading(vault.store_wait_ms) as reader:
+            there = reader.find(self._records.id, row.number)
+        if there is None or there[2].state != "archived":
+            return None
+        session, scope, now = there
+        if not vault.may_restore(self._records.principal, session.subject, now, now):
+            return None
+        return Found(session, scope, now, now)
+
+    def _logged(self, query: str, result: SearchResult, also: Also | None) -> None:
+        records = self._records
+        found = list(dict.fromkeys(hit.result_id for hit in result.hits))
+        details = {"results": found, "searched": result.searched, "left_out": result.left_out}
+        leaf = records.leaf(audit.EVIDENCE_SEARCHED, details=details, reason=query)
+
+        def logged(writer: Writer) -> None:
+            if also is not None:
+                row = records.session_under_lock(writer)
+                also(writer, row)
+                writer.update_session(row)
+            writer.append([leaf])
+
+        records.vault.transact(logged)
+        records.log.info("evidence_archive.searched", hits=len(result.hits), searched=result.searched)
+
+
+def _hits(row: ResultRow, text: str, whole: str, words: Sequence[str]) -> Iterator[tuple[Hit, bool]]:
+    count = 0
+    for number, line in enumerate(text.split("\n"), 1):  # as lines are numbered in a restore
+        folded = line.casefold()
+        is_exact = whole in folded
+        if is_exact or all(word in folded for word in words):
+            at = folded.find(whole if is_exact else words[0])
+            yield (
+                Hit(format_result_id(row.number), number, _excerpt(line.rstrip("\r"), at), text_of(row.tool_name)),
+                is_exact,
+            )
+            count += 1
+            if count == HITS_OF_ONE_MAX:
+                return
+
+
+def _excerpt(line: str, at: int) -> str:
+    """The part of a line around a place."""
+    if len(line) <= EXCERPT_CHARS_MAX:
+        return line
+    start = max(0, min(at - EXCERPT_CHARS_MAX // 4, len(line) - EXCERPT_CHARS_MAX))
+    cut = line[start : start + EXCERPT_CHARS_MAX - 2]
+    return f"{'…' * (start > 0)}{cut}{'…' * (start + len(cut) < len(line))}"
