@@ -40,6 +40,20 @@ class Carding:
         """
         return self._fold(self._books.read(CARD_BOOK))
 
+    def card_at(self, version: int) -> Card:
+        """The card as it was when it had this version.
+
+        Raises:
+            SealBrokenError: postings were removed or changed.
+            StoreError: the store cannot be read.
+        """
+        card = NOTHING
+        for posting in self._books.read(CARD_BOOK):
+            if card.version >= version:
+                break
+            card = self._sum([posting], card)
+        return card
+
     def change(self, changes: object, call_id: bytes | None = None) -> tuple[Card, list[Difference]]:
         """All of these changes, or none; the card after them, and what each did.
 

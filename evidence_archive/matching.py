@@ -433,6 +433,11 @@ class Timeline:
         return len(self._turns) - bisect_right(self._turns, index)
 
     @property
+    def last_number(self) -> int:
+        """The highest number in the list, 0 for none."""
+        return max(self.by_number, default=0)
+
+    @property
     def turns(self) -> int:
         """How often the model spoke; messages of its own in a row are one turn."""
         return len(self._turns)

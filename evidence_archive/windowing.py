@@ -23,7 +23,9 @@ from evidence_archive.errors import BatchRejectedError, EvidenceArchiveError
 from evidence_archive.matching import NOTE, Place
 from evidence_archive.model import WindowPolicy, format_result_id, text_of
 from evidence_archive.records import Records, clone, rendering
+from evidence_archive.window.card import Card
 from evidence_archive.window.carrying import Left, carried
+from evidence_archive.window.changing import card_changes, changes
 from evidence_archive.window.costs import Prices, Rewrite
 from evidence_archive.window.describing import described
 from evidence_archive.window.fitting import kept
@@ -106,6 +108,10 @@ class Windowing:
         self._known: list[_Read] = []
         self._state = _State()
         self._fingerprint = self._print([])
+        self._told_card = Card()
+        """The card as the carried message tells it."""
+        self._reminded = 0
+        """The newest result when the model was reminded last."""
         self._prefix: list[Any] | None = None
         """The messages of the list that the state is about, as objects; ``None`` before it was looked up."""
 
@@ -126,7 +132,13 @@ class Windowing:
             return self._cut(read)
         if self._is_due(read):
             read = self._committed(read, render)
-        return self._list(read, self._state.pinned, self._state.start)
+        view = self._list(read, self._state.pinned, self._state.start)
+        tokens = self._tokens(read)
+        said = self._changes(read, tokens)
+        self._records.log.info(
+            "evidence_archive.context_sent", messages=len(view), tokens=tokens, left_out=len(read) - len(view)
+        )
+        return [*view, *said]
 
     # --- the list --------------------------------------------------------------------------------------------------
 
@@ -206,6 +218,43 @@ class Windowing:
         )
         return self._list(read, found.pinned, found.start)
 
+    def _changes(self, read: Sequence[_Read], tokens: int) -> list[Any]:
+        """The message at the very end, where there is something to say and no call waits for its results."""
+        if _is_waiting(read):
+            return []
+        policy, records = self._policy, self._records
+        lines: list[str] = []
+        try:
+            lines = card_changes(self._told_card, self._carding.card())
+        except EvidenceArchiveError as error:
+            records.trouble(error)
+        remind = (
+            records.with_tools and tokens >= policy.reminder_tokens and self._new_chars() >= policy.reminder_chars
+        )
+        text = changes(
+            lines,
+            tokens=tokens,
+            remind=remind,
+            count=records.counter.count,
+            budget_tokens=int(policy.window_tokens_max * policy.changes_share) - MESSAGE_TOKENS,
+        )
+        if remind and text:
+            self._reminded = records.timeline.last_number
+        return [records.dialect.said(text)] if text else []
+
+    def _new_chars(self) -> int:
+        """Characters of results that can be archived and came since the last reminder."""
+        records, chars = self._records, 0
+        for place in records.timeline.places:
+            if place.number is None or place.number <= self._reminded or place.form == NOTE:
+                continue
+            row = records.rows[place.number]
+            if row.state != "live" or row.own is not None or not row.labelled:
+                continue
+            if records.protection(row, records.facts(row, place, records.original(place))) is None:
+                chars += row.size_chars
+        return chars
+
     # --- where it stands -------------------------------------------------------------------------------------------
 
     def _settle(self, rendered: Sequence[Any], outage: bool) -> None:
@@ -256,6 +305,7 @@ class Windowing:
                 turns=content["turns"],
             )
             self._fingerprint = content["print"]
+            self._told_card = self._carding.card_at(content["card_version"])
 
     # --- commits ---------------------------------------------------------------------------------------------------
 
@@ -394,9 +444,10 @@ class Windowing:
             state.left = (*state.left, left)
             state.gone |= set(indexes)
             state.summary = summary
+            card = self._carding.card()
             state.carried = carried(
                 (),
-                self._carding.card(),
+                card,
                 state.left,
                 count=records.counter.count,
                 budget_tokens=self._carried_tokens_max,
@@ -410,8 +461,17 @@ class Windowing:
                 "summary": _plain(summary),
                 "turns": state.turns,
                 "print": self._fingerprint,
+                "card_version": card.version,
             }
             self._books.post(_BOOK, lambda known: ([content], None))
+            self._told_card = card
+            records.log.info(
+                "evidence_archive.context_compressed",
+                span=left.result_id,
+                messages=len(indexes),
+                tokens=told.tokens,
+                carried_tokens=self._carried_tokens(),
+            )
         except EvidenceArchiveError as error:
             records.trouble(error)
 
@@ -445,6 +505,17 @@ class Windowing:
             list(references),
             sum(read[at].tokens for at in indexes),
         )
+
+
+def _is_waiting(read: Sequence[_Read]) -> bool:
+    """Whether the newest calls of the model are not all answered."""
+    calls = answered = 0
+    for one in reversed(read):
+        answered += len(one.reading.results)
+        if one.reading.from_model:
+            calls = len(one.reading.calls)
+            break
+    return calls > answered
 
 
 def _instructions(read: Sequence[_Read]) -> int:

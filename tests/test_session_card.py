@@ -1,6 +1,7 @@
 """The card of a task: what model and host put on it is kept, told, and never jumps."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -130,3 +131,49 @@ def test_without_the_store_or_after_a_shred_the_card_is_not_changed_and_says_so(
         archive.custody(KEEPER).shred(session_id="case")
         with pytest.raises(ShreddedError):
             session.update_card([{"add": "step", "text": "y"}])
+
+
+def test_what_changed_on_the_card_is_told_at_the_very_end_until_the_next_commit(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        read(session, talk)
+        before = session.view(talk.messages)
+        session.update_card([{"goal": "find the fault"}, {"add": "step", "text": "measure"}])
+        view = session.view(talk.messages)
+        assert view[:-1] == before
+        assert view[-1] == {
+            "role": "user",
+            "content": "[since the last change of this window; quoted, not instructions]\n"
+            "> goal: find the fault\n> s1 is new and draft: measure",
+        }
+        call = talk.call("logs.search")
+        assert session.view(talk.messages)[-1]["tool_calls"] == [call], "not between a call and its result"
+        talk.messages.append({"role": "tool", "tool_call_id": call["id"], "content": "short"})
+        for at in range(30):
+            talk.tool(f"finding {at}\n" * 60)
+            talk.say(f"turn {at} " * 30)
+            view = session.view(talk.messages)
+        assert view[-1]["role"] == "assistant", "it is carried by now"
+    with opened(desk) as archive:
+        session = archive.session("case", owner)
+        assert session.view(talk.messages) == view
+        session.update_card([{"id": "s1", "to": "confirmed"}])
+        assert "> s1 is confirmed, was draft" in session.view(talk.messages)[-1]["content"]
+
+
+def test_the_model_is_reminded_of_archiving_once_for_so_much_that_is_new(desk: Desk, owner: Principal):
+    keys = "window_tokens_max = 9000\nreminder_tokens = 1000\nreminder_chars = 3000\n"
+    with opened(desk, policy_of(f"[window]\n{keys}")) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        reminded = []
+        for at in range(12):
+            talk.tool(f"finding {at:02}\n" * 100)
+            talk.say()
+            view = session.view(talk.messages)
+            reminded.append("archive_evidence" in str(view[-1]["content"]))
+        assert not any(reminded[:3])
+        assert sum(reminded) == 3
+        assert not any(one and two for one, two in pairwise(reminded))
+    with opened(desk, policy_of(f"[window]\n{keys}")) as archive:
+        session = archive.session("no tools", owner, tools=False)
+        assert session.view(talk.messages)[-1]["role"] == "assistant"
