@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from evidence_archive.errors import (
         AuditBrokenError,
         BatchRejectedError,
+        CheckFailedError,
         EvidenceArchiveError,
         FormatError,
         HeldError,
@@ -63,6 +64,7 @@ _HOMES = {
     "errors": (
         "AuditBrokenError",
         "BatchRejectedError",
+        "CheckFailedError",
         "EvidenceArchiveError",
         "FormatError",
         "HeldError",
@@ -114,6 +116,7 @@ __all__ = [
     "AuditBrokenError",
     "AuditReport",
     "BatchRejectedError",
+    "CheckFailedError",
     "Clock",
     "Custody",
     "EnvironmentKeys",

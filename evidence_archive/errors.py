@@ -6,6 +6,7 @@
     ├ BatchRejectedError     .targets .reason       the caller: every target with its status
     ├ NotAvailableError                             unknown, other org, other session, forbidden: indistinguishable
     ├ WindowTooSmallError                           the author of the policy, or whoever made a message too long
+    ├ CheckFailedError                              whoever claims it: a check of the host did not pass
     ├ KeyringError                                  the holder of the keys (never the same as damaged data)
     │  ├ KeyNotFoundError
     │  └ WrongKeyError
@@ -33,6 +34,7 @@ from typing import Any, ClassVar, Protocol
 __all__ = [
     "AuditBrokenError",
     "BatchRejectedError",
+    "CheckFailedError",
     "EvidenceArchiveError",
     "FormatError",
     "HeldError",
@@ -151,6 +153,16 @@ class WindowTooSmallError(EvidenceArchiveError):
     """
 
     exit_code = 13
+
+
+class CheckFailedError(EvidenceArchiveError):
+    """A check of the host did not pass, so a claim stays a claim.
+
+    Args:
+        message: one sentence that names the check; never what was compared.
+    """
+
+    exit_code = 14
 
 
 class KeyringError(EvidenceArchiveError):

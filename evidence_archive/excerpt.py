@@ -11,7 +11,7 @@ from json.encoder import encode_basestring
 
 from evidence_archive.errors import FormatError
 
-__all__ = ["WHOLE", "Cut", "Excerpt", "Selector", "excerpt", "line_count", "parse_selector"]
+__all__ = ["WHOLE", "Cut", "Excerpt", "Selector", "excerpt", "line_count", "parse_selector", "value_at"]
 
 PATTERN_CHARS_MAX = 1_000
 POINTER_CHARS_MAX = 1_000
@@ -391,6 +391,27 @@ def _document(text: str) -> tuple[object, ...]:
     except (ValueError, RecursionError):
         return ()
     return (value,)
+
+
+def value_at(document: object, pointer: str) -> object:
+    """The value at a JSON pointer (RFC 6901) in a document that ``json.loads`` made.
+
+    Args:
+        document: as Python has it.
+        pointer: of up to 1,000 characters; ``""`` is the whole document.
+
+    Raises:
+        FormatError: it is no pointer, or there is nothing at it.
+    """
+    value = document
+    for step in _steps(pointer):
+        if isinstance(value, dict) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and _INDEX.fullmatch(step) and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            raise FormatError("There is nothing at this JSON pointer.")
+    return value
 
 
 def _pointed(text: str, pointer: str) -> Excerpt:

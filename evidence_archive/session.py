@@ -25,6 +25,7 @@ from evidence_archive.errors import (
 )
 from evidence_archive.excerpt import Selector, parse_selector
 from evidence_archive.labelling import LabelFacts, Labelled
+from evidence_archive.ledger.keeping import Ledger
 from evidence_archive.matching import NOTE, ORIGINAL, Place
 from evidence_archive.model import (
     Content,
@@ -70,6 +71,7 @@ class Session:
         self._archiving = Archiving(records)
         books = Books(records)
         self._carding = Carding(records, books)
+        self._ledger = Ledger(records, self._archiving, books)
         self._searching = Searching(records)
         self._answering = Answering(records, self._archiving, self._carding, self._searching)
         window = records.vault.policy.window
@@ -380,6 +382,11 @@ class Session:
                 return self._records.attach(lambda: Labelled(met, True), facts)
             call_id = canonical_id(found.call_id)
             return self._records.attach(lambda: self._records.meant(call_id, found.content, encoded), facts)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The session's books of facts: artifacts, claims, facts that the host verified, periods."""
+        return self._ledger
 
     def search(self, query: str) -> SearchResult:
         """Lines of this session's archived originals that hold the query, or all of its words, whatever their case.

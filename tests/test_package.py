@@ -35,6 +35,7 @@ PUBLIC = [
     "AuditBrokenError",
     "AuditReport",
     "BatchRejectedError",
+    "CheckFailedError",
     "Clock",
     "Custody",
     "EnvironmentKeys",

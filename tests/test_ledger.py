@@ -1,0 +1,344 @@
+"""The settlement ledger: only the host makes facts, every fact leads to its original, nothing is ever changed."""
+
+import json
+import random
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Conversation, Desk
+from doubles import Characters, policy_of
+from test_books import loosened
+
+from evidence_archive import Archive, Principal
+from evidence_archive.errors import (
+    CheckFailedError,
+    FormatError,
+    IntegrityError,
+    NotAvailableError,
+    SealBrokenError,
+)
+from evidence_archive.ledger.checks import (
+    command_succeeds,
+    file_equals,
+    matches,
+    number_is,
+    pointer_equals,
+    quotes,
+)
+from evidence_archive.ledger.entries import Outcome
+
+KEEPER = Principal(org="north-clinic", subject="records", roles={"custodian"})
+LOG = "".join(f"line {number}: took {number * 3} ms\r\n" for number in range(1, 101))
+DATA = json.dumps({"items": [{"price": 1.5}, {"price": 24.87, "unit": "M"}]})
+
+
+def opened(desk: Desk, rules: str = "") -> Archive:
+    return desk.open(policy=policy_of(rules), counter=Characters())
+
+
+def filled(archive: Archive, owner: Principal, name: str = "case") -> Any:
+    """A session with a log that is archived (r1) and data that is still in view (r2)."""
+    session, talk = archive.session(name, owner), Conversation()
+    for text in (LOG, DATA):
+        talk.tool(text)
+        talk.say()
+        session.view(talk.messages)
+    session.archive([("r1", "a note")])
+    session.view(talk.messages)
+    return session
+
+
+def posted(session: Any, text: str = "line 40 took 120 ms", source: str = "r1#L40", **named: Any) -> Any:
+    ledger = session.ledger
+    return ledger.verify(ledger.claim(text, [source]), named.pop("check", quotes("ms")), **named)
+
+
+# --- claims and facts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ("r1", LOG),
+        ("r1#L40", "line 40: took 120 ms\r\n"),
+        ("r1#L40-L41", "line 40: took 120 ms\r\nline 41: took 123 ms\r\n"),
+        ("r1#B0-5", "line 1"),
+        ("r2", DATA),
+        ("r2#/items/1/price", "24.87"),
+        ("artifact:out/avg.json", '{"avg": 24.87}'),
+        ("artifact:out/avg.json#/avg", "24.87"),
+        ("artifact:raw.bin#B1-2", b"\xfe\x00"),
+    ],
+)
+def test_a_fact_has_the_digest_of_just_the_cited_bytes(desk: Desk, owner: Principal, source: str, part: Any):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        session.ledger.store("out/avg.json", '{"avg": 24.87}')
+        session.ledger.store("raw.bin", b"\xff\xfe\x00\x01")
+        seen: list[bytes] = []
+
+        def check(parts: Any) -> Outcome:
+            seen.extend(parts)
+            return Outcome("any", "looked at")
+
+        fact = posted(session, source=source, check=check)
+        exact = part.encode() if isinstance(part, str) else part
+        assert seen == [exact]
+        assert [one.sha256 for one in fact.sources] == [sha256(exact).hexdigest()]
+        assert (fact.id, fact.is_current, fact.text) == ("f1", True, "line 40 took 120 ms")
+    with opened(desk) as archive:
+        ledger = archive.session("case", owner).ledger
+        assert ledger.books().facts == {"f1": fact}
+        assert ledger.reconcile(strong=True).agrees
+        assert archive.custody(KEEPER).verify("full").findings == ()
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ("r9", NotAvailableError),
+        ("artifact:absent.md", NotAvailableError),
+        ("r1#L500", FormatError),
+        ("r1#B0-999999", FormatError),
+        ("r2#/items/9", FormatError),
+        ("r1#/items", FormatError),
+        ("line 40 of the log", FormatError),
+    ],
+)
+def test_a_claim_whose_source_does_not_resolve_is_not_put_down(desk: Desk, owner: Principal, source: str, error: Any):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        with pytest.raises(error):
+            session.ledger.claim("something", [source])
+        with pytest.raises(FormatError):
+            session.ledger.claim("something", [])
+        with pytest.raises(FormatError):
+            session.ledger.claim(" ", ["r1"])
+        assert not session.ledger.books().claims
+
+
+def test_what_no_check_passes_stays_a_claim(desk: Desk, owner: Principal, tmp_path: Path):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        claim = session.ledger.claim("line 40 took 121 ms", ["r1#L40", "r2"], by="model")
+        (tmp_path / "other").write_bytes(b"something else")
+        for check in (
+            quotes("121 ms"),
+            matches(r"took (\d+) ms", group="121"),
+            number_is(121.0, tolerance=0.5),
+            pointer_equals("/items/1/price", "24.87"),
+            file_equals(tmp_path / "other"),
+            file_equals(tmp_path / "absent"),
+            command_succeeds(sys.executable, "-c", "raise SystemExit(3)"),
+            command_succeeds("/nonexistent/program"),
+            lambda parts: None,
+        ):
+            with pytest.raises(CheckFailedError):
+                session.ledger.verify(claim, check)
+        books = session.ledger.books()
+        assert (list(books.claims), books.facts, books.claims["c1"].by) == (["c1"], {}, "model")
+
+
+def test_each_built_in_check_passes_on_what_is_so(desk: Desk, owner: Principal, tmp_path: Path):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        (tmp_path / "data").write_text(DATA)
+        claim = session.ledger.claim("a claim", ["r1#L40", "r2"])
+        counts = "import sys; raise SystemExit(0 if b'120 ms' in sys.stdin.buffer.read() else 1)"
+        for check in (
+            quotes("took 120 ms"),
+            matches(r"took (\d+) ms", group="120"),
+            number_is(121.0, tolerance=1.0),
+            pointer_equals("/items/1/price", 24.87),
+            file_equals(tmp_path / "data"),
+            command_succeeds(sys.executable, "-c", counts),
+        ):
+            assert session.ledger.verify(claim, check).is_current
+        assert len(session.ledger.books().facts) == 6
+
+
+def test_a_claim_of_another_session_is_no_claim_here(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session, other = filled(archive, owner), filled(archive, owner, "other")
+        claim = other.ledger.claim("line 40", ["r1#L40"])
+        with pytest.raises(FormatError):
+            session.ledger.verify(claim, quotes("ms"))
+
+
+# --- acceptance: what the design asks for, each with its number ---------------------------------------------------
+
+
+@pytest.mark.parametrize("closings", [5, 50, 500])
+def test_1_the_opening_balance_stays_in_its_budget_whatever_number_of_periods_was_closed(
+    sqlite_desk: Desk, owner: Principal, closings: int
+):
+    from evidence_archive.window.card import Card
+    from evidence_archive.window.carrying import carried
+
+    with opened(sqlite_desk) as archive:
+        session = filled(archive, owner)
+        for number in range(closings):
+            posted(session, f"finding {number} of the task", f"r1#L{number % 100 + 1}")
+            session.ledger.close()
+        assert len(session.ledger.books().periods) == closings
+        text = carried(session.ledger.opening(), Card(), (), count=Characters().count, budget_tokens=400)
+        assert Characters().count(text) <= 400
+        assert f"f{closings}: finding {closings - 1} of the task [r1#L" in text
+
+
+def test_2_a_new_session_answers_questions_of_detail_from_pointers_alone(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        for number in range(1, 21):
+            posted(session, f"how long line {number} took is known", f"r1#L{number * 4}")
+        session.ledger.close()
+    with opened(desk) as archive:
+        session = archive.session("case", owner)  # another process: no message, only the balance
+        lines = session.ledger.opening()
+        assert len(lines) == 20
+        answered = 0
+        for line in lines:
+            pointer = line.rpartition("[")[2].rstrip("]")
+            result_id, _, part = pointer.partition("#L")
+            text = session.restore(result_id, lines=part).content
+            answered += text == f"line {part}: took {int(part) * 3} ms\r\n"
+        assert answered == 20
+
+
+def test_3_any_fact_drawn_at_random_leads_to_its_original_and_agrees(desk: Desk, owner: Principal):
+    dice = random.Random(3)
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        for _ in range(12):
+            posted(session, "a fact", f"r1#L{dice.randrange(1, 101)}")
+        for fact in dice.sample(session.ledger.books().current(), 6):
+            (source,) = fact.sources
+            part = session.restore(source.result_id, lines=source.reference.partition("#L")[2]).content
+            assert sha256(part.encode()).hexdigest() == source.sha256
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.999])
+def test_4_an_original_that_was_changed_is_reported_by_the_next_reconcile(desk: Desk, owner: Principal, share: float):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        posted(session, key=True)
+        posted(session, source="r2#/items/0/price", check=quotes("1.5"), key=True)
+        assert session.ledger.reconcile().agrees
+        ((original_id, envelope),) = desk.execute(
+            "SELECT o.original_id, o.envelope FROM originals o JOIN results r ON r.original_id = o.original_id"
+            " WHERE r.number = 1"
+        )
+        at = int(len(envelope) * share)
+        changed = bytes(envelope[:at]) + bytes([envelope[at] ^ 1]) + bytes(envelope[at + 1 :])
+        desk.execute("UPDATE originals SET envelope = ? WHERE original_id = ?", changed, original_id)
+        report = session.ledger.reconcile()
+        assert [one.fact_id for one in report.disagreements] == ["f1"]
+        with pytest.raises(CheckFailedError, match="1 key facts do not agree"):
+            session.ledger.close()
+
+
+def test_must_fail_control_a_reconciliation_that_does_not_read_again_reports_nothing(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        posted(session)
+        desk.execute("UPDATE originals SET envelope = x'00'")
+        assert session.ledger.reconcile().agrees
+        assert not session.ledger.reconcile(strong=True).agrees
+
+
+def test_5_a_superseded_fact_is_still_there_and_can_be_rolled_back(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        first = posted(session, "it took 120 ms")
+        second = posted(session, "it took 123 ms", "r1#L41", supersedes=first.id)
+        books = session.ledger.books()
+        assert (books.facts["f1"].superseded_by, [fact.id for fact in books.current()]) == ("f2", ["f2"])
+        with pytest.raises(FormatError):
+            posted(session, "again", supersedes=first.id)
+        assert session.ledger.take_back(second.id).id == "f1"
+        books = session.ledger.books()
+        assert [fact.id for fact in books.current()] == ["f1"]
+        assert [fact.id for fact in books.history("f1")] == ["f1", "f2"]
+        with pytest.raises(FormatError):
+            session.ledger.take_back(second.id)
+        third = posted(session, "it took 120 ms, measured twice", supersedes="f1")
+        assert [fact.id for fact in session.ledger.books().current()] == [third.id]
+
+
+# --- periods ----------------------------------------------------------------------------------------------------
+
+
+def test_a_period_holds_what_agrees_and_continues_the_last_one(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        posted(session)
+        first = session.ledger.close(window_from=1, window_to=9)
+        posted(session, "another", "r1#L7", key=True)
+        second = session.ledger.close(window_from=10, window_to=20)
+        assert (first.id, first.facts, first.opening_balance_ref, first.lossy) == ("p1", ("f1",), None, True)
+        assert (second.facts, second.opening_balance_ref, second.window_to) == (("f1", "f2"), "p1", 20)
+        assert session.ledger.opening() == ["f2: another [r1#L7]", "f1: line 40 took 120 ms [r1#L40]"]
+        assert session.ledger.opening("p1") == ["f1: line 40 took 120 ms [r1#L40]"]
+        with pytest.raises(FormatError):
+            session.ledger.opening("p9")
+
+
+def test_a_shredded_source_is_told_and_its_fact_does_not_enter_the_next_balance(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        posted(session)
+        posted(session, "the price", "r2#/items/1/price", check=number_is(24.87))
+        archive.custody(KEEPER).shred(session_id="case", result_id="r1")
+        report = session.ledger.reconcile()
+        assert [(one.fact_id, "not there any more" in one.why) for one in report.disagreements] == [("f1", True)]
+        assert session.ledger.close().facts == ("f2",)
+
+
+# --- books ------------------------------------------------------------------------------------------------------
+
+
+def test_two_who_post_at_once_lose_nothing(desk: Desk, owner: Principal):
+    with opened(desk) as one, opened(desk) as two:
+        first, second = filled(one, owner), two.session("case", owner)
+        for number in range(1, 6):
+            posted(first, f"a {number}", f"r1#L{number}")
+            posted(second, f"b {number}", f"r1#L{number}")
+        assert [fact.text for fact in second.ledger.books().current()] == [
+            f"{who} {number}" for number in range(1, 6) for who in "ab"
+        ]
+        assert first.ledger.books() == second.ledger.books()
+
+
+def test_an_entry_that_was_removed_is_noticed(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        posted(filled(archive, owner))
+    loosened(desk)
+    desk.execute("DELETE FROM postings WHERE seq = 2")
+    with opened(desk) as archive:
+        session = archive.session("case", owner)
+        with pytest.raises(SealBrokenError):
+            session.ledger.books()
+        with pytest.raises(IntegrityError):
+            posted(session)
+
+
+def test_nothing_of_the_books_is_stored_in_the_open(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        session.ledger.store("wards/made-up-name.json", '{"secret": 4711}')
+        posted(session, "the made-up secret is 4711", "artifact:wards/made-up-name.json", check=quotes("4711"))
+    stored = desk.stored()
+    assert all(word not in stored for word in (b"4711", b"made-up-name", b"made-up secret"))
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "/x", "x/", "a#b", "x" * 201])
+def test_a_name_that_is_no_path_below_a_folder_is_refused(desk: Desk, owner: Principal, name: str):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        with pytest.raises(FormatError):
+            session.ledger.store(name, b"data")
+        with pytest.raises(FormatError):
+            session.ledger.store("fine", 3)
