@@ -169,19 +169,21 @@ class Books:
         return [fact for fact in self.facts.values() if fact.id in family]
 
 
-def added_up(entries: Iterable[tuple[Mapping[str, Any], int]]) -> Books:
+NOTHING = Books()
+
+
+def added_up(entries: Iterable[tuple[Mapping[str, Any], int]], before: Books = NOTHING) -> Books:
     """What entries add up to.
 
     Args:
         entries: each with its time in microseconds since 1970-01-01 UTC, in order.
+        before: what those before them added up to; it stays as it is.
 
     Raises:
         SealBrokenError: one is not what this library puts down.
     """
-    artifacts: dict[str, Artifact] = {}
-    claims: dict[str, Claim] = {}
-    facts: dict[str, Fact] = {}
-    periods: dict[str, Period] = {}
+    artifacts, claims = dict(before.artifacts), dict(before.claims)
+    facts, periods = dict(before.facts), dict(before.periods)
     try:
         for entry, at_us in entries:
             match entry["kind"]:

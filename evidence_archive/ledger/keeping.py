@@ -18,6 +18,7 @@ from evidence_archive.errors import (
     FormatError,
     IntegrityError,
     NotAvailableError,
+    ShreddedError,
 )
 from evidence_archive.excerpt import WHOLE, Selector, excerpt
 from evidence_archive.ledger import entries
@@ -34,6 +35,9 @@ __all__ = ["ARTIFACT_BYTES_MAX", "Disagreement", "Ledger", "Report"]
 ARTIFACT_BYTES_MAX = 64 * 1024 * 1024
 
 _BOOK = "ledger"
+
+_NOT_THERE = "is not there any more."
+_BROKEN = "does not open: stored bytes were changed."
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,8 @@ class Ledger:
         self._records = records
         self._archiving = archiving
         self._books = books
-        self._known: tuple[Posting | None, entries.Books] = (None, entries.Books())
+        self._known: tuple[int, Posting | None, entries.Books] = (0, None, entries.NOTHING)
+        """How many entries were added up, the last of them, and what they came to."""
 
     @contextmanager
     def _at_hand(self) -> Iterator[None]:
@@ -244,10 +249,13 @@ class Ledger:
         with self._at_hand():
             found: list[Disagreement] = []
             counts = {True: 0, False: 0}
-            for fact in self._all().current():
+            current = self._all().current()
+            weak = [fact for fact in current if not (strong or fact.is_key)]
+            unfit = self._unfit({source.result_id for fact in weak for source in fact.sources})
+            for fact in current:
                 is_strong = strong or fact.is_key
                 counts[is_strong] += 1
-                why = self._disagrees(fact, is_strong)
+                why = self._disagrees(fact) if is_strong else _first_unfit(fact, unfit)
                 if why is not None:
                     found.append(Disagreement(fact.id, fact.is_key, why))
             report = Report(counts[True], counts[False], tuple(found))
@@ -260,18 +268,16 @@ class Ledger:
             self._books.post(_BOOK, lambda known: ([entry], None))
             return report
 
-    def _disagrees(self, fact: Fact, is_strong: bool) -> str | None:
+    def _disagrees(self, fact: Fact) -> str | None:
+        """Why the cited parts, read again, are not what was cited."""
         for source in fact.sources:
             try:
-                if is_strong:
-                    if self._read(source)[0] != source:
-                        return f"{source.reference} no longer says what was cited."
-                else:
-                    self._look_up(source)
-            except (NotAvailableError, FormatError):
-                return f"{source.reference} is not there any more."
+                if self._read(source)[0] != source:
+                    return f"{source.reference} no longer says what was cited."
+            except (NotAvailableError, ShreddedError, FormatError):
+                return f"{source.reference} {_NOT_THERE}"
             except IntegrityError:
-                return f"{source.reference} does not open: stored bytes were changed."
+                return f"{source.reference} {_BROKEN}"
         return None
 
     def close(self, *, window_from: int = 0, window_to: int = 0) -> Period:
@@ -377,13 +383,18 @@ class Ledger:
         digests = sha256(part).hexdigest(), sha256(whole).hexdigest()
         return Source(source.reference, source.result_id, *digests), part
 
-    def _look_up(self, source: Source) -> None:
-        """Return only if the original is there by its sealed record; its bytes are not looked at."""
-        records = self._records
+    def _unfit(self, result_ids: Iterable[str]) -> dict[str, str]:
+        """What is wrong with originals by their sealed records alone; their bytes are not looked at."""
+        records, found = self._records, {}
         with records.vault.store.reading(records.vault.store_wait_ms) as reader:
-            found = reader.find(records.id, int(source.result_id[1:]))
-        if found is None or found[2].state != "archived":
-            raise NotAvailableError
+            for result_id in result_ids:
+                try:
+                    there = reader.find(records.id, int(result_id[1:]))
+                    if there is None or there[2].state != "archived":
+                        found[result_id] = _NOT_THERE
+                except IntegrityError:
+                    found[result_id] = _BROKEN
+        return found
 
     # --- entries in the book ---------------------------------------------------------------------------------------
 
@@ -397,10 +408,17 @@ class Ledger:
         return self._added_up([*known, *new])
 
     def _added_up(self, known: Sequence[Posting]) -> entries.Books:
-        last = known[-1] if known else None
-        if last is None or self._known[0] != last:
-            self._known = last, added_up((one.content, one.created_at_us) for one in known)
-        return self._known[1]
+        count, last, books = self._known
+        if count > len(known) or (count and known[count - 1] != last):  # the store was put back
+            count, books = 0, entries.NOTHING
+        if count < len(known):
+            books = added_up(((one.content, one.created_at_us) for one in known[count:]), books)
+            self._known = len(known), known[-1], books
+        return books
+
+
+def _first_unfit(fact: Fact, unfit: Mapping[str, str]) -> str | None:
+    return next((f"{one.reference} {unfit[one.result_id]}" for one in fact.sources if one.result_id in unfit), None)
 
 
 def _plain(sources: Iterable[Source]) -> list[dict[str, str]]:
