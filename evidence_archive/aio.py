@@ -27,6 +27,7 @@ from evidence_archive.rekeying import Census, Rotation
 from evidence_archive.session import Session
 from evidence_archive.vault import INLINE_SIZE_MAX, AuditReport
 from evidence_archive.verifying import FsckReport, Progress, VerifyReport
+from evidence_archive.window.summaries import Summarizer
 
 __all__ = ["AsyncArchive", "AsyncCustody", "AsyncSession"]
 
@@ -462,13 +463,23 @@ class AsyncArchive:
         """See :meth:`evidence_archive.Archive.close`; waits for verbs that were begun, cancelled ones too."""
         await self._verbs.last(self._archive.close)
 
-    async def session(self, id: str, principal: Principal, dialect: str = "chat", tools: bool = True) -> AsyncSession:
+    async def session(
+        self,
+        id: str,
+        principal: Principal,
+        dialect: str = "chat",
+        tools: bool = True,
+        *,
+        summarizer: Summarizer | None = None,
+    ) -> AsyncSession:
         """See :meth:`evidence_archive.Archive.session`.
 
         Raises:
             NotAvailableError, FormatError, KeyringError, StoreError, IntegrityError, MisuseError: as there.
         """
-        session = await self._verbs.awaited(self._archive.session, id, principal, dialect, tools)
+        session = await self._verbs.awaited(
+            self._archive.session, id, principal, dialect, tools, summarizer=summarizer
+        )
         return AsyncSession(session, self._verbs)
 
     async def restore(

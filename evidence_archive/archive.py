@@ -72,6 +72,7 @@ from evidence_archive.vault import (
     open_vault,
 )
 from evidence_archive.verifying import check_unopened
+from evidence_archive.window.summaries import Summarizer
 
 if TYPE_CHECKING:
     from evidence_archive.vault import ScopeKeys
@@ -306,14 +307,24 @@ class Archive:
 
     # --- sessions -------------------------------------------------------------------------------------------------
 
-    def session(self, id: str, principal: Principal, dialect: str = "chat", tools: bool = True) -> Session:
+    def session(
+        self,
+        id: str,
+        principal: Principal,
+        dialect: str = "chat",
+        tools: bool = True,
+        *,
+        summarizer: Summarizer | None = None,
+    ) -> Session:
         """A session: opened anew, or gone on with where it stands, in this or any other process.
 
         Args:
             id: 1 to 256 characters; opaque.
             principal: who asks. The first subject to open a session owns it; nobody else may open it.
             dialect: form of the messages: ``chat`` (OpenAI chat completions).
-            tools: whether the model is offered ``archive_evidence`` and ``restore_evidence``.
+            tools: whether the model is offered ``archive_evidence`` and ``restore_evidence``, and with a window also
+                ``search_evidence`` and ``update_card``.
+            summarizer: writes summaries of turns that leave the window; without it they are deterministic.
 
         Raises:
             NotAvailableError: another subject owns it.
@@ -329,7 +340,7 @@ class Archive:
         row, keys = _opened_session(vault, principal, id, dialect)
         if row.dialect != dialect:
             raise FormatError(f"This session was opened in the dialect {row.dialect}: open it in that one.")
-        return Session(Records(vault, principal, row, keys, lens, with_tools=tools))
+        return Session(Records(vault, principal, row, keys, lens, with_tools=tools), summarizer)
 
     def custody(self, principal: Principal) -> Custody:
         """Holds, retention, shredding, keys and proofs of the principal's org.

@@ -278,3 +278,55 @@ def test_without_a_window_a_view_shows_everything(sqlite_desk: Desk, owner: Prin
         for at in range(30):
             turn(talk, dice, at)
             assert len(session.view(talk.messages)) == len(talk.messages)
+
+
+# --- summaries --------------------------------------------------------------------------------------------------
+
+
+class Writes:
+    """A summariser that gives these answers, one after the other."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers = list(answers)
+        self.refused: list[str | None] = []
+
+    def summarize(self, span: Any, earlier: Any, refused: str | None) -> str:
+        self.refused.append(refused)
+        return self.answers[min(len(self.refused), len(self.answers)) - 1]
+
+
+def carried_by(session: Any, talk: Conversation) -> str:
+    (text,) = [
+        one["content"] for one in session.view(talk.messages) if str(one["content"]).startswith("[carried over")
+    ]
+    return str(text)
+
+
+GOOD = "conclusion: it was the cache\nbasis: two logs\nunresolved:\n- who cleared it\nreferences: r1"
+
+
+def test_a_summariser_is_asked_again_with_the_reason_and_then_believed_or_replaced(
+    sqlite_desk: Desk, owner: Principal
+):
+    for answers, words in ((("nonsense", GOOD), "it was the cache"), (("nonsense",), "calls of logs.search")):
+        writes, talk, dice = Writes(*answers), Conversation(), random.Random(4)
+        with opened(sqlite_desk) as archive:
+            session = archive.session(f"case {len(answers)}", owner, summarizer=writes)
+            for at in range(40):
+                turn(talk, dice, at)
+                session.view(talk.messages)
+            assert words in carried_by(session, talk)
+        assert writes.refused[0] is None
+        assert writes.refused[1] is not None
+
+
+def test_what_was_unresolved_in_the_first_summary_is_in_the_last_one(sqlite_desk: Desk, owner: Principal):
+    nothing = "conclusion: fine\nbasis: seen\nunresolved: none\nreferences: none"
+    writes, talk, dice = Writes(GOOD, nothing), Conversation(), random.Random(4)
+    with opened(sqlite_desk) as archive:
+        session = archive.session("case", owner, summarizer=writes)
+        for at in range(250):
+            turn(talk, dice, at)
+            session.view(talk.messages)
+        assert len(writes.refused) > 5
+        assert "who cleared it" in carried_by(session, talk)
