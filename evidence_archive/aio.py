@@ -6,7 +6,7 @@ is carried through, all of it or none of it, and the next view shows which. Clos
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, BinaryIO, ParamSpec, Self, TypeVar
@@ -17,6 +17,9 @@ from evidence_archive.custody import Custody
 from evidence_archive.disposal import Due, Hold, Shred
 from evidence_archive.envelopes import Collected
 from evidence_archive.evidence import Exported
+from evidence_archive.ledger.checks import Check
+from evidence_archive.ledger.entries import Artifact, Books, Claim, Fact, Period
+from evidence_archive.ledger.keeping import Ledger, Report
 from evidence_archive.model import Principal, Receipt, Restored, ResultInfo, SessionStats
 from evidence_archive.policy import Policy
 from evidence_archive.ports import Anchor, Clock, KeyProvider, ObjectStore, TokenCounter
@@ -24,12 +27,14 @@ from evidence_archive.proof.checkpoint import Checkpoint
 from evidence_archive.proving import ProvenEntry
 from evidence_archive.register import Register
 from evidence_archive.rekeying import Census, Rotation
+from evidence_archive.searching import SearchResult
 from evidence_archive.session import Session
 from evidence_archive.vault import INLINE_SIZE_MAX, AuditReport
 from evidence_archive.verifying import FsckReport, Progress, VerifyReport
+from evidence_archive.window.card import Card
 from evidence_archive.window.summaries import Summarizer
 
-__all__ = ["AsyncArchive", "AsyncCustody", "AsyncSession"]
+__all__ = ["AsyncArchive", "AsyncCustody", "AsyncLedger", "AsyncSession"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -180,6 +185,35 @@ class AsyncSession:
         """
         return await self._verbs.awaited(self._session.results)
 
+    async def card(self) -> Card:
+        """See :meth:`evidence_archive.Session.card`.
+
+        Raises:
+            StoreError, IntegrityError, MisuseError: as there.
+        """
+        return await self._verbs.awaited(self._session.card)
+
+    async def update_card(self, changes: Sequence[Mapping[str, Any]]) -> Card:
+        """See :meth:`evidence_archive.Session.update_card`.
+
+        Raises:
+            FormatError, ShreddedError, StoreError, IntegrityError, MisuseError: as there.
+        """
+        return await self._verbs.awaited(self._session.update_card, changes)
+
+    async def search(self, query: str) -> SearchResult:
+        """See :meth:`evidence_archive.Session.search`.
+
+        Raises:
+            FormatError, SealBrokenError, KeyringError, StoreError, MisuseError: as there.
+        """
+        return await self._verbs.awaited(self._session.search, query)
+
+    @property
+    def ledger(self) -> "AsyncLedger":
+        """See :attr:`evidence_archive.Session.ledger`; its verbs are awaited."""
+        return AsyncLedger(self._session.ledger, self._verbs)
+
     async def stats(self) -> SessionStats:
         """See :meth:`evidence_archive.Session.stats`.
 
@@ -187,6 +221,85 @@ class AsyncSession:
             MisuseError: as there.
         """
         return await self._verbs.awaited(self._session.stats)
+
+
+class AsyncLedger:
+    """A :class:`~evidence_archive.ledger.keeping.Ledger` whose verbs are awaited; ``session.ledger``.
+
+    Args:
+        ledger: the synchronous one.
+        verbs: those of its archive, which closing waits for.
+    """
+
+    def __init__(self, ledger: Ledger, verbs: _Verbs) -> None:
+        self._ledger = ledger
+        self._verbs = verbs
+
+    async def books(self) -> Books:
+        """See :meth:`evidence_archive.ledger.keeping.Ledger.books`.
+
+        Raises:
+            SealBrokenError, StoreError, MisuseError: as there.
+        """
+        return await self._verbs.awaited(self._ledger.books)
+
+    async def store(self, name: str, data: bytes | str) -> Artifact:
+        """See :meth:`evidence_archive.ledger.keeping.Ledger.store`.
+
+        Raises:
+            FormatError, BatchRejectedError, StoreError, KeyringError, MisuseError: as there.
+        """
+        return await self._verbs.awaited(self._ledger.store, name, data)
+
+    async def claim(self, text: str, sources: Iterable[str], by: str = "host") -> Claim:
+        """See :meth:`evidence_archive.ledger.keeping.Ledger.claim`.
+
+        Raises:
+            FormatError, NotAvailableError, BatchRejectedError, StoreError, KeyringError, IntegrityError, MisuseError:
+                as there.
+        """
+        return await self._verbs.awaited(self._ledger.claim, text, sources, by)
+
+    async def verify(self, claim: Claim, check: Check, *, key: bool = False, supersedes: str | None = None) -> Fact:
+        """See :meth:`evidence_archive.ledger.keeping.Ledger.verify`; the check runs in a thread.
+
+        Raises:
+            CheckFailedError, FormatError, NotAvailableError, StoreError, KeyringError, IntegrityError, MisuseError:
+                as there.
+        """
+        return await self._verbs.awaited(self._ledger.verify, claim, check, key=key, supersedes=supersedes)
+
+    async def take_back(self, fact_id: str) -> Fact:
+        """See :meth:`evidence_archive.ledger.keeping.Ledger.take_back`.
+
+        Raises:
+            FormatError, StoreError, IntegrityError, MisuseError: as there.
+        """
+        return await self._verbs.awaited(self._ledger.take_back, fact_id)
+
+    async def reconcile(self, *, strong: bool = False) -> Report:
+        """See :meth:`evidence_archive.ledger.keeping.Ledger.reconcile`.
+
+        Raises:
+            StoreError, KeyringError, SealBrokenError, MisuseError: as there.
+        """
+        return await self._verbs.awaited(self._ledger.reconcile, strong=strong)
+
+    async def close(self, *, window_from: int = 0, window_to: int = 0) -> Period:
+        """See :meth:`evidence_archive.ledger.keeping.Ledger.close`.
+
+        Raises:
+            CheckFailedError, StoreError, KeyringError, SealBrokenError, MisuseError: as there.
+        """
+        return await self._verbs.awaited(self._ledger.close, window_from=window_from, window_to=window_to)
+
+    async def opening(self, period_id: str | None = None) -> list[str]:
+        """See :meth:`evidence_archive.ledger.keeping.Ledger.opening`.
+
+        Raises:
+            FormatError, StoreError, IntegrityError, MisuseError: as there.
+        """
+        return await self._verbs.awaited(self._ledger.opening, period_id)
 
 
 class AsyncCustody:

@@ -412,7 +412,6 @@ class Session:
                 self._records.suspend("integrity")
                 raise
 
-    @property
     def card(self) -> Card:
         """The card of the task as it stands: goal, decisions, steps and blockers.
 

@@ -12,13 +12,14 @@ from conftest import Conversation, Desk
 from doubles import patient
 
 from evidence_archive import Archive, AsyncArchive, AsyncSession, Policy, Principal, Session
-from evidence_archive.aio import AsyncCustody
+from evidence_archive.aio import AsyncCustody, AsyncLedger
 from evidence_archive.errors import BatchRejectedError, MisuseError, StoreUnavailableError
 from evidence_archive.keys import open_provider
+from evidence_archive.ledger.keeping import Ledger
 from evidence_archive.proof.merkle import Frontier, leaf_hash
 from evidence_archive.store import open_store
 
-TWINS = [(Session, AsyncSession), (Archive, AsyncArchive)]
+TWINS = [(Session, AsyncSession), (Archive, AsyncArchive), (Ledger, AsyncLedger)]
 NOT_AWAITED = {"open"}
 TEXT = "01:00 node 3 timeout, disk sdc\n" * 60
 BATCH = [("r1", "disk sdc"), ("r2", "disk sdc again")]
@@ -59,7 +60,7 @@ def test_every_public_verb_and_attribute_exists_on_the_twin_with_the_same_parame
     officer = Principal(org=owner.org, subject="records-office", roles={"custodian"})
     session = archive.session("s", owner)
     twins: list[tuple[Any, type]] = [(archive, AsyncArchive), (session, AsyncSession)]
-    for made, twin in (*twins, (archive.custody(officer), AsyncCustody)):
+    for made, twin in (*twins, (archive.custody(officer), AsyncCustody), (session.ledger, AsyncLedger)):
         attributes = {name for name in vars(made) if not name.startswith("_")}
         assert differences(type(made), twin, attributes) == []
 

@@ -94,8 +94,8 @@ class Fact:
         outcome: of the check.
         claim_id: what it was made from.
         is_key: whether every reconciliation reads its sources again.
-        supersedes: the fact it stands for now, or ``None``.
-        superseded_by: the fact that stands for it now, or ``None`` while it holds.
+        supersedes: the fact whose place it took, or ``None``.
+        superseded_by: the fact that took its place, or ``None`` while it holds.
         created_at_us: microseconds since 1970-01-01 UTC.
     """
 
