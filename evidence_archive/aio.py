@@ -32,7 +32,7 @@ from evidence_archive.session import Session
 from evidence_archive.vault import INLINE_SIZE_MAX, AuditReport
 from evidence_archive.verifying import FsckReport, Progress, VerifyReport
 from evidence_archive.window.card import Card
-from evidence_archive.window.summaries import Summarizer
+from evidence_archive.window.summaries import Judge, Summarizer
 
 __all__ = ["AsyncArchive", "AsyncCustody", "AsyncLedger", "AsyncSession"]
 
@@ -109,13 +109,13 @@ class AsyncSession:
         """See :attr:`evidence_archive.Session.tools`."""
         return self._session.tools
 
-    async def view(self, messages: Iterable[Any]) -> list[Any]:
+    async def view(self, messages: Iterable[Any], *, is_cache_cold: bool = False) -> list[Any]:
         """See :meth:`evidence_archive.Session.view`.
 
         Raises:
             MessageShapeError, MisuseError: as there.
         """
-        return await self._verbs.awaited(self._session.view, messages)
+        return await self._verbs.awaited(self._session.view, messages, is_cache_cold=is_cache_cold)
 
     async def answer(self, call: Any) -> Any | None:
         """See :meth:`evidence_archive.Session.answer`.
@@ -584,6 +584,7 @@ class AsyncArchive:
         tools: bool = True,
         *,
         summarizer: Summarizer | None = None,
+        judge: Judge | None = None,
     ) -> AsyncSession:
         """See :meth:`evidence_archive.Archive.session`.
 
@@ -591,7 +592,7 @@ class AsyncArchive:
             NotAvailableError, FormatError, KeyringError, StoreError, IntegrityError, MisuseError: as there.
         """
         session = await self._verbs.awaited(
-            self._archive.session, id, principal, dialect, tools, summarizer=summarizer
+            self._archive.session, id, principal, dialect, tools, summarizer=summarizer, judge=judge
         )
         return AsyncSession(session, self._verbs)
 

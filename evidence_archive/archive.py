@@ -72,7 +72,7 @@ from evidence_archive.vault import (
     open_vault,
 )
 from evidence_archive.verifying import check_unopened
-from evidence_archive.window.summaries import Summarizer
+from evidence_archive.window.summaries import Judge, Summarizer
 
 if TYPE_CHECKING:
     from evidence_archive.vault import ScopeKeys
@@ -315,6 +315,7 @@ class Archive:
         tools: bool = True,
         *,
         summarizer: Summarizer | None = None,
+        judge: Judge | None = None,
     ) -> Session:
         """A session: opened anew, or gone on with where it stands, in this or any other process.
 
@@ -325,6 +326,7 @@ class Archive:
             tools: whether the model is offered ``archive_evidence`` and ``restore_evidence``, and with a window also
                 ``search_evidence`` and ``update_card``.
             summarizer: writes summaries of turns that leave the window; without it they are deterministic.
+            judge: says how good they are, from 0 to 1, of one in ``judge_every``; its mean is in ``session.stats()``.
 
         Raises:
             NotAvailableError: another subject owns it.
@@ -340,7 +342,7 @@ class Archive:
         row, keys = _opened_session(vault, principal, id, dialect)
         if row.dialect != dialect:
             raise FormatError(f"This session was opened in the dialect {row.dialect}: open it in that one.")
-        return Session(Records(vault, principal, row, keys, lens, with_tools=tools), summarizer)
+        return Session(Records(vault, principal, row, keys, lens, with_tools=tools), summarizer, judge)
 
     def custody(self, principal: Principal) -> Custody:
         """Holds, retention, shredding, keys and proofs of the principal's org.

@@ -30,7 +30,7 @@ __all__ = [
     "posting_key",
 ]
 
-POSTING_BYTES_MAX = 256 * 1024
+POSTING_BYTES_MAX = 1024 * 1024
 """Longest posting, as JSON in UTF-8, in bytes."""
 
 POSTINGS_MAX = 1_000

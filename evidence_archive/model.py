@@ -461,6 +461,7 @@ class WindowPolicy:
         reminder_chars: ... and so many new characters of results came since the last time.
         price_input, price_cached_input, price_output: of a million tokens that are read anew, read from the
             provider's cache, written; in any one currency.
+        judge_every: one summary of so many is given to the judge, where the session has one.
         trace: ``sealed`` keeps what was sent at each request, ``off`` does not.
     """
 
@@ -478,6 +479,7 @@ class WindowPolicy:
     price_input: float = 3.0
     price_cached_input: float = 0.3
     price_output: float = 15.0
+    judge_every: int = 4
     trace: str = "off"
 
 
@@ -599,6 +601,28 @@ class ResultInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SummaryQuality:
+    """What is known of the summaries of turns that left a window, over the session's life.
+
+    Args:
+        summaries: how many there are.
+        by_host: how many of them are the deterministic one.
+        refused: how often an answer of the summariser was refused.
+        loss_rate: of the numbers, identifiers and open points that the model itself said in these turns, the share
+            that no summary says; ``None`` where it said none.
+        judged: how many a judge has seen.
+        score: the mean of what it said, from 0 to 1; ``None`` without a judge.
+    """
+
+    summaries: int = 0
+    by_host: int = 0
+    refused: int = 0
+    loss_rate: float | None = None
+    judged: int = 0
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SessionStats:
     """What a dashboard needs of a session.
 
@@ -612,6 +636,7 @@ class SessionStats:
         tokens_saved: by all accepted batches, in each request that holds what they archived.
         suspended: why archiving is suspended, or ``None``.
         outage: whether the newest view had to do without the store.
+        summaries: how good the summaries are; ``None`` without a window.
     """
 
     requests: int
@@ -624,3 +649,4 @@ class SessionStats:
     tokens_saved: int
     suspended: str | None
     outage: bool
+    summaries: SummaryQuality | None = None

@@ -135,6 +135,7 @@ WINDOW_BOUNDS: Mapping[str, tuple[float, float]] = {
     "price_input": (0.0, 1_000_000.0),
     "price_cached_input": (0.0, 1_000_000.0),
     "price_output": (0.0, 1_000_000.0),
+    "judge_every": (1, 1_000),
 }
 
 
@@ -160,6 +161,7 @@ class _Window(_Table):
     price_input: float = _of_window("price_input")
     price_cached_input: float = _of_window("price_cached_input")
     price_output: float = _of_window("price_output")
+    judge_every: int = _of_window("judge_every")
     trace: Literal["off", "sealed"] = Field(default="off", description="'off' or 'sealed'")
 
 

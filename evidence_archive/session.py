@@ -47,7 +47,7 @@ from evidence_archive.restoring import Restoring, part_of
 from evidence_archive.searching import Searching, SearchResult
 from evidence_archive.vault import SHREDDED
 from evidence_archive.window.card import Card
-from evidence_archive.window.summaries import Summarizer
+from evidence_archive.window.summaries import Judge, Summarizer
 from evidence_archive.windowing import MESSAGE_TOKENS, Windowing
 
 __all__ = ["Session"]
@@ -61,9 +61,10 @@ class Session:
     Args:
         records: what is known of it, with its keys and store.
         summarizer: writes summaries of turns that leave the window.
+        judge: says how good some of them are.
     """
 
-    def __init__(self, records: Records, summarizer: Summarizer | None = None) -> None:
+    def __init__(self, records: Records, summarizer: Summarizer | None = None, judge: Judge | None = None) -> None:
         self.id = records.id
         self.principal = records.principal
         self._lock = records.lock
@@ -78,7 +79,16 @@ class Session:
         self._windowing = (
             None
             if window is None
-            else Windowing(records, self._archiving, books, self._carding, policy=window, summarizer=summarizer)
+            else Windowing(
+                records,
+                self._archiving,
+                books,
+                self._carding,
+                self._ledger,
+                policy=window,
+                summarizer=summarizer,
+                judge=judge,
+            )
         )
         self._rendered: list[Any] = []
         self._shown: list[Any] = []
@@ -103,7 +113,7 @@ class Session:
         offered = (*notes.TOOLS, *(notes.WINDOW_TOOL_SPECS if self._windowing is not None else ()))
         return [self._records.dialect.tool(tool.name, tool.description, tool.parameters) for tool in offered]
 
-    def view(self, messages: Iterable[Any]) -> list[Any]:
+    def view(self, messages: Iterable[Any], *, is_cache_cold: bool = False) -> list[Any]:
         """The list that goes to the model: labels on live results, notes in the place of archived ones.
 
         A new list; the application's messages are never changed, and messages that did not change are shared with
@@ -114,6 +124,8 @@ class Session:
         Args:
             messages: the application's whole list, dicts and SDK objects mixed; in another form of it (a stored
                 view) results are recognised by their records.
+            is_cache_cold: the host knows that the provider's cache has lapsed (it was not used for longer than it is
+                kept): a window may then be changed at no cost for reading anew. Without a window it says nothing.
 
         Raises:
             MessageShapeError: it is not a list of messages of the dialect.
@@ -150,13 +162,13 @@ class Session:
                 self._outage = True
                 return self._fitted(self._outage_view(), outage=True)
             self._report()
-            return self._fitted(self._rendered_view())
+            return self._fitted(self._rendered_view(), is_cache_cold=is_cache_cold)
 
-    def _fitted(self, view: list[Any], *, outage: bool = False) -> list[Any]:
+    def _fitted(self, view: list[Any], *, outage: bool = False, is_cache_cold: bool = False) -> list[Any]:
         """What of a view goes to the model: all of it, unless the policy has a window."""
-        self._shown = (
-            view if self._windowing is None else self._windowing.shown(view, self._rendered_view, outage=outage)
-        )
+        if self._windowing is not None:
+            view = self._windowing.shown(view, self._rendered_view, outage=outage, is_cache_cold=is_cache_cold)
+        self._shown = view
         return self._shown[:]
 
     def _report(self) -> None:
@@ -495,6 +507,7 @@ class Session:
                 tokens_saved=self._records.row.tokens_saved,
                 suspended=self._records.suspension(),
                 outage=self._outage,
+                summaries=None if self._windowing is None else self._windowing.quality(),
             )
 
     def _window_tokens(self) -> int:

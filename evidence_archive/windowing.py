@@ -20,16 +20,18 @@ from evidence_archive.books import Books
 from evidence_archive.carding import Carding
 from evidence_archive.dialects.base import Reading
 from evidence_archive.errors import BatchRejectedError, EvidenceArchiveError
+from evidence_archive.ledger.entries import Fact
+from evidence_archive.ledger.keeping import Ledger
 from evidence_archive.matching import NOTE, Place
-from evidence_archive.model import WindowPolicy, format_result_id, text_of
+from evidence_archive.model import SummaryQuality, WindowPolicy, format_result_id, text_of
 from evidence_archive.records import Records, clone, rendering
 from evidence_archive.window.card import Card
-from evidence_archive.window.carrying import Left, carried
-from evidence_archive.window.changing import card_changes, changes
+from evidence_archive.window.carrying import Left, carried, indexed
+from evidence_archive.window.changing import card_changes, changes, fact_changes
 from evidence_archive.window.costs import Prices, Rewrite
 from evidence_archive.window.describing import described
 from evidence_archive.window.fitting import kept
-from evidence_archive.window.summaries import Span, Summarizer, Summary, summarised
+from evidence_archive.window.summaries import Judge, Span, Summarizer, Summary, check_loss, summarised
 
 __all__ = ["MESSAGE_TOKENS", "Windowing"]
 
@@ -56,6 +58,17 @@ class _Read:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Quality:
+    """What is known of one summary."""
+
+    by_host: bool
+    refused: int
+    gone: int
+    said: int
+    score: float | None
+
+
 @dataclass(slots=True)
 class _State:
     """Where the window stands, as the last commit left it.
@@ -65,7 +78,8 @@ class _State:
         pinned: messages before it that are shown, too.
         gone: messages before it that are archived as spans.
         carried: the text of the carried message.
-        left: the spans.
+        left: the spans of the index.
+        spans: how many there are.
         summary: the newest one, with what it carries over from those before it.
         turns: how many turns there were at the last commit.
     """
@@ -75,6 +89,7 @@ class _State:
     gone: frozenset[int] = frozenset()
     carried: str = ""
     left: tuple[Left, ...] = ()
+    spans: int = 0
     summary: Summary | None = None
     turns: int = -1
 
@@ -83,9 +98,10 @@ class Windowing:
     """The window of one session. Callers hold the records' lock.
 
     Args:
-        records, archiving, books, carding: of the session.
+        records, archiving, books, carding, ledger: of the session.
         policy: budget and shares.
         summarizer: writes summaries of what leaves; the deterministic ones without it.
+        judge: says how good some of them are.
     """
 
     def __init__(
@@ -94,34 +110,48 @@ class Windowing:
         archiving: Archiving,
         books: Books,
         carding: Carding,
+        ledger: Ledger,
         *,
         policy: WindowPolicy,
         summarizer: Summarizer | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self._records = records
         self._archiving = archiving
         self._books = books
         self._carding = carding
+        self._ledger = ledger
         self._policy = policy
         self._summarizer = summarizer
+        self._judge = judge
         self._prices = Prices(policy.price_input, policy.price_cached_input, policy.price_output)
         self._known: list[_Read] = []
         self._state = _State()
         self._fingerprint = self._print([])
         self._told_card = Card()
-        """The card as the carried message tells it."""
+        self._told_facts: frozenset[str] = frozenset()
+        """Card and facts as the carried message tells them."""
+        self._quality: list[_Quality] = []
         self._reminded = 0
         """The newest result when the model was reminded last."""
         self._prefix: list[Any] | None = None
         """The messages of the list that the state is about, as objects; ``None`` before it was looked up."""
 
-    def shown(self, rendered: Sequence[Any], render: Callable[[], list[Any]], *, outage: bool = False) -> list[Any]:
+    def shown(
+        self,
+        rendered: Sequence[Any],
+        render: Callable[[], list[Any]],
+        *,
+        outage: bool = False,
+        is_cache_cold: bool = False,
+    ) -> list[Any]:
         """What goes to the model.
 
         Args:
             rendered: the whole list, with labels and notes.
             render: gives it anew, after results were archived.
             outage: the store does not answer: nothing is archived, and no commit is made.
+            is_cache_cold: nothing of what was sent is in the provider's cache any more: a change costs nothing now.
 
         Raises:
             WindowTooSmallError: what has to be shown does not fit; nothing was cut.
@@ -130,8 +160,8 @@ class Windowing:
         self._settle(rendered, outage)
         if outage:
             return self._cut(read)
-        if self._is_due(read):
-            read = self._committed(read, render)
+        if self._is_due(read, is_cache_cold):
+            read = self._committed(read, render, is_cache_cold)
         view = self._list(read, self._state.pinned, self._state.start)
         tokens = self._tokens(read)
         said = self._changes(read, tokens)
@@ -225,7 +255,11 @@ class Windowing:
         policy, records = self._policy, self._records
         lines: list[str] = []
         try:
-            lines = card_changes(self._told_card, self._carding.card())
+            facts = {fact.id: fact.line for fact in self._ledger.established()[1]}
+            lines = [
+                *fact_changes(self._told_facts, facts),
+                *card_changes(self._told_card, self._carding.card()),
+            ]
         except EvidenceArchiveError as error:
             records.trouble(error)
         remind = (
@@ -265,7 +299,7 @@ class Windowing:
         if self._prefix is None and not outage:
             self._load()
         if self._state.start > len(rendered) or self._print(rendered[: self._state.start]) != self._fingerprint:
-            self._state = _State(left=self._state.left, summary=self._state.summary)
+            self._state = _State(left=self._state.left, spans=self._state.spans, summary=self._state.summary)
             self._fingerprint = self._print([])
         if not outage:
             self._prefix = list(rendered[: self._state.start])
@@ -289,30 +323,49 @@ class Windowing:
 
     def _load(self) -> None:
         """What the last commit of any process left."""
-        left: list[Left] = []
-        for posting in self._books.read(_BOOK):
-            content = posting.content
-            if content["left"] is not None:
-                left.append(Left(**content["left"]))
-            summary = None if content["summary"] is None else Summary(**content["summary"])
-            self._state = _State(
-                start=content["start"],
-                pinned=tuple(content["pinned"]),
-                gone=frozenset(content["gone"]),
-                carried=content["carried"],
-                left=tuple(left),
-                summary=summary,
-                turns=content["turns"],
-            )
-            self._fingerprint = content["print"]
-            self._told_card = self._carding.card_at(content["card_version"])
+        known = self._books.read(_BOOK)
+        if not known:
+            return
+        self._quality = [_Quality(**posting.content["quality"]) for posting in known]
+        content = known[-1].content
+        in_index = {*content["index"]}
+        spans = [Left(**posting.content["left"]) for posting in known]
+        self._state = _State(
+            start=content["start"],
+            pinned=tuple(content["pinned"]),
+            gone=frozenset(at for first, last in content["gone"] for at in range(first, last + 1)),
+            carried=content["carried"],
+            left=tuple(one for one in spans if one.result_id in in_index),
+            spans=len(spans),
+            summary=Summary(**content["summary"]),
+            turns=content["turns"],
+        )
+        self._fingerprint = content["print"]
+        self._told_card = self._carding.card_at(content["card_version"])
+        self._told_facts = frozenset(fact.id for fact in self._ledger.established(content["entries"])[1])
 
     # --- commits ---------------------------------------------------------------------------------------------------
 
-    def _is_due(self, read: Sequence[_Read]) -> bool:
+    def quality(self) -> SummaryQuality:
+        """How good the summaries are that this object knows of."""
+        known = self._quality
+        said, gone = sum(one.said for one in known), sum(one.gone for one in known)
+        scores = [one.score for one in known if one.score is not None]
+        return SummaryQuality(
+            len(known),
+            sum(one.by_host for one in known),
+            sum(one.refused for one in known),
+            gone / said if said else None,
+            len(scores),
+            sum(scores) / len(scores) if scores else None,
+        )
+
+    def _is_due(self, read: Sequence[_Read], is_cache_cold: bool) -> bool:
         """Whether the list does not fit, or has grown so far that a change would pay."""
         if not self._fits(read):
             return True
+        if is_cache_cold and self._tokens(read) > self._policy.low * self._policy.window_tokens_max:
+            return bool(self._marks(self._policy.keep_turns))
         if self._tokens(read) < self._policy.high * self._policy.window_tokens_max:
             return False
         if self._records.timeline.turns - self._state.turns < self._policy.cooldown_turns:
@@ -359,9 +412,11 @@ class Windowing:
         removed = sum(saved for _, _, saved in marks)
         return Rewrite(removed, sum(one.tokens for one in read[first:]) - removed)
 
-    def _committed(self, read: list[_Read], render: Callable[[], list[Any]]) -> list[_Read]:
+    def _committed(self, read: list[_Read], render: Callable[[], list[Any]], is_cache_cold: bool) -> list[_Read]:
         """The list after results were archived and turns left, as far as that was needed."""
-        policy = self._policy
+        policy, is_forced = self._policy, not self._fits(read)
+        before, before_tokens = list(self._list(read, self._state.pinned, self._state.start)), self._tokens(read)
+        archived, spans = self._records.row.batches, self._state.spans
         for keep_turns in (policy.keep_turns, 0):
             excess = self._tokens(read) - int(policy.low * policy.window_tokens_max)
             if excess <= 0 or (keep_turns == 0 and self._fits(read)):
@@ -369,6 +424,23 @@ class Windowing:
             if self._archived(self._marks(keep_turns), excess):
                 read = self._read(render())
         self._leave(read)
+        state, tokens = self._state, self._tokens(read)
+        after = self._list(read, state.pinned, state.start)
+        changed = (at for at, (old, new) in enumerate(zip(before, after, strict=False)) if old is not new)
+        same = {id(message) for message in after[: next(changed, len(after))]}
+        ahead = sum(one.tokens for one in read if id(one.message) in same)
+        rewrite = Rewrite(before_tokens - tokens, 0 if is_cache_cold else tokens - ahead)
+        self._records.log.info(
+            "evidence_archive.context_compressed",
+            forced=is_forced,
+            batches=self._records.row.batches - archived,
+            spans=[one.result_id for one in state.left[len(state.left) - (state.spans - spans) :]],
+            removed_tokens=rewrite.removed_tokens,
+            read_again_tokens=rewrite.behind_tokens,
+            cost=round(rewrite.cost(self._prices), 6),
+            saving=round(rewrite.saving(self._prices, policy.horizon_requests), 6),
+            carried_tokens=self._carried_tokens(),
+        )
         return read
 
     def _archived(self, marks: Sequence[tuple[Place, str, int]], excess: int) -> bool:
@@ -408,6 +480,7 @@ class Windowing:
             gone=self._state.gone,
             carried=self._state.carried,
             left=self._state.left,
+            spans=self._state.spans,
             summary=self._state.summary,
             turns=self._records.timeline.turns,
         )
@@ -432,48 +505,84 @@ class Windowing:
         told = self._told(read, indexes)
         line = _tools_line(told.tools)
         try:
-            receipt = self._archiving.keep(Kept("span", "\n".join(lines), line, sensitivity))
-            summary, _ = summarised(
+            card = self._carding.card()
+            entries, facts = self._ledger.established()
+            kept_as = self._archiving.keep(Kept("span", "\n".join(lines), line, sensitivity)).targets[0].result_id
+            decisions = [item for item in card.items.values() if item.kind == "decision"]
+            summary, refusals = summarised(
                 told,
                 [] if state.summary is None else [state.summary],
                 self._summarizer,
                 count=records.counter.count,
                 tokens_max=SUMMARY_TOKENS_MAX,
+                keys=[item.text for item in decisions if item.state not in ("draft", "dropped")],
+                withdrawn=[item.text for item in decisions if item.state == "dropped"],
             )
-            left = Left(receipt.targets[0].result_id, indexes[0] + 1, indexes[-1] + 1, line, summary.text())
-            state.left = (*state.left, left)
-            state.gone |= set(indexes)
-            state.summary = summary
-            card = self._carding.card()
-            state.carried = carried(
-                (),
+            quality = self._checked(told, summary, len(refusals))
+            text = summary.text(with_unresolved=False)
+            new = Left(kept_as, indexes[0] + 1, indexes[-1] + 1, line, text, tuple(told.references))
+            left = indexed((*state.left, new), _referred(card, facts))
+            carried_text = carried(
+                [fact.line for fact in facts],
                 card,
-                state.left,
+                left,
+                points=(*summary.carried, *summary.unresolved),
+                retired=state.spans + 1 - len(left),
                 count=records.counter.count,
                 budget_tokens=self._carried_tokens_max,
             )
+            gone = state.gone | set(indexes)
             content = {
                 "start": state.start,
                 "pinned": list(state.pinned),
-                "gone": sorted(state.gone),
-                "carried": state.carried,
-                "left": _plain(left),
+                "gone": _runs(sorted(gone)),
+                "carried": carried_text,
+                "left": _plain(new),
+                "index": sorted(one.result_id for one in left),
                 "summary": _plain(summary),
+                "quality": _plain(quality),
                 "turns": state.turns,
                 "print": self._fingerprint,
                 "card_version": card.version,
+                "entries": entries,
             }
             self._books.post(_BOOK, lambda known: ([content], None))
-            self._told_card = card
-            records.log.info(
-                "evidence_archive.context_compressed",
-                span=left.result_id,
-                messages=len(indexes),
-                tokens=told.tokens,
-                carried_tokens=self._carried_tokens(),
-            )
         except EvidenceArchiveError as error:
             records.trouble(error)
+            return
+        in_index = {one.result_id for one in left}
+        retired = [one.result_id for one in state.left if one.result_id not in in_index]
+        if retired:
+            records.log.info("evidence_archive.summaries_retired", spans=retired)
+        state.carried, state.left, state.spans = carried_text, tuple(left), state.spans + 1
+        state.summary, state.gone = summary, gone
+        self._quality.append(quality)
+        self._told_card, self._told_facts = card, frozenset(fact.id for fact in facts)
+
+    def _checked(self, told: Span, summary: Summary, refused: int) -> _Quality:
+        """What can be said of a summary: by counting, and of one in so many by the judge."""
+        records, loss = self._records, check_loss(told, summary)
+        score = None
+        if self._judge is not None and len(self._quality) % self._policy.judge_every == 0:
+            try:
+                score = float(self._judge.judge(told, summary))
+                if not 0 <= score <= 1:
+                    raise ValueError
+            except Exception as error:  # whatever a judge is, it keeps no turn from leaving
+                score = None
+                records.log.warning("evidence_archive.judge_failed", error=type(error).__name__)
+        quality = _Quality(summary.made_by == "host", refused, loss.gone, loss.said, score)
+        records.log.info(
+            "evidence_archive.summary_checked",
+            made_by=summary.made_by,
+            refused=refused,
+            numbers_lost=loss.numbers[0],
+            identifiers_lost=loss.identifiers[0],
+            unresolved_lost=loss.unresolved[0],
+            loss_rate=round(loss.rate, 4),
+            score=score,
+        )
+        return quality
 
     def _told(self, read: Sequence[_Read], indexes: Sequence[int]) -> Span:
         """Turns that leave, as a summariser reads them."""
@@ -521,6 +630,29 @@ def _is_waiting(read: Sequence[_Read]) -> bool:
 def _instructions(read: Sequence[_Read]) -> int:
     """How many messages at the beginning are the application's own instructions."""
     return next((at for at, one in enumerate(read) if one.role != "system"), len(read))
+
+
+def _referred(card: Card, facts: Sequence[Fact]) -> set[str]:
+    """The results that an open item of the card or a fact refers to."""
+    numbers = {
+        reference.number
+        for item in card.items.values()
+        if item.state not in ("done", "dropped")
+        for reference in item.references
+        if reference.number is not None
+    }
+    return {source.result_id for fact in facts for source in fact.sources} | set(map(format_result_id, numbers))
+
+
+def _runs(numbers: Sequence[int]) -> list[list[int]]:
+    """Ascending numbers as the first and last of each run."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return runs
 
 
 def _tools_line(tools: Sequence[tuple[str, int]]) -> str:

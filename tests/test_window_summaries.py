@@ -97,6 +97,10 @@ def test_a_summary_that_is_not_smaller_is_refused(tokens: int, tokens_max: int) 
     assert all("has to be smaller" in refusal for refusal in refusals)
 
 
+def kept_of(summary: Summary) -> str:
+    return "\n".join((summary.text(), *summary.carried))
+
+
 def compressed(times: int, summarizer: Any, *, carry: bool = True) -> tuple[list[str], Summary]:
     """What was open or decided, and the summary after so many compressions by somebody who drops everything."""
     wanted, summary = [], None
@@ -117,12 +121,30 @@ def test_fifty_compressions_lose_no_open_point_and_no_confirmed_decision(forgets
             return f"conclusion: fine\nbasis: none\nunresolved: {question}\nreferences: none"
 
     wanted, summary = compressed(50, Forgetful() if forgets else None)
-    assert [point for point in wanted if point not in summary.text()] == []
+    assert [point for point in wanted if point not in kept_of(summary)] == []
 
 
 def test_must_fail_control_without_carrying_over_fifty_compressions_wear_facts_away() -> None:
     wanted, summary = compressed(50, None, carry=False)
-    assert len([point for point in wanted if point not in summary.text()]) > 90
+    assert len([point for point in wanted if point not in kept_of(summary)]) > 90
+
+
+def test_a_summary_is_measured_without_what_it_carries_over() -> None:
+    earlier = [Summary([], [], [f"is node {at} done?" for at in range(40)], [])]
+    assert summary_of(span_of("Fine."), Scripted(GOOD), earlier, tokens_max=200)[0].made_by == "summarizer"
+
+
+def test_a_decision_that_was_dropped_is_not_carried_over() -> None:
+    earlier = [Summary([], [], ["is it done?"], [], ("use mirror 1", "use mirror 2"))]
+    summary, _ = summary_of(span_of("Fine."), None, earlier, withdrawn=["use mirror 1", "never there"])
+    assert summary.carried == ("use mirror 2", "is it done?")
+
+
+def test_what_is_carried_over_is_bounded_and_the_newest_stays() -> None:
+    earlier = [Summary([], [], [f"{at} " + "\U0001f600" * 290 for at in range(1_000)], [])]
+    summary, _ = summary_of(span_of("Fine."), None, earlier)
+    assert summary.carried[-1].startswith("999 ")
+    assert 100 * 1024 < len("".join(summary.carried).encode()) <= 128 * 1024
 
 
 def test_equal_spans_give_equal_summaries_with_what_is_open_in_them() -> None:

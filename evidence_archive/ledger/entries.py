@@ -114,6 +114,11 @@ class Fact:
         """Whether nothing stands for it."""
         return self.superseded_by is None
 
+    @property
+    def line(self) -> str:
+        """The fact and its pointers in one line, as a balance tells it."""
+        return f"{self.id}: {self.text} [{', '.join(source.reference for source in self.sources)}]"
+
 
 @dataclass(frozen=True, slots=True)
 class Period:
@@ -144,16 +149,23 @@ class Books:
     Args:
         artifacts: the newest of each name.
         claims, facts, periods: by id, in the order they were made.
+        disagreeing: facts that did not agree with their sources when the books were reconciled last.
     """
 
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     claims: Mapping[str, Claim] = field(default_factory=dict)
     facts: Mapping[str, Fact] = field(default_factory=dict)
     periods: Mapping[str, Period] = field(default_factory=dict)
+    disagreeing: frozenset[str] = frozenset()
 
     def current(self) -> list[Fact]:
         """The facts that hold, in the order they were made."""
         return [fact for fact in self.facts.values() if fact.is_current]
+
+    def established(self) -> list[Fact]:
+        """The facts that hold and agreed with their sources, key facts first, the newest first."""
+        agreeing = [fact for fact in self.current() if fact.id not in self.disagreeing]
+        return sorted(agreeing, key=lambda fact: (not fact.is_key, -int(fact.id[1:])))
 
     def history(self, fact_id: str) -> list[Fact]:
         """A fact with all it superseded and all that superseded it, oldest first; empty for an unknown id."""
@@ -184,6 +196,7 @@ def added_up(entries: Iterable[tuple[Mapping[str, Any], int]], before: Books = N
     """
     artifacts, claims = dict(before.artifacts), dict(before.claims)
     facts, periods = dict(before.facts), dict(before.periods)
+    disagreeing = before.disagreeing
     try:
         for entry, at_us in entries:
             match entry["kind"]:
@@ -227,12 +240,12 @@ def added_up(entries: Iterable[tuple[Mapping[str, Any], int]], before: Books = N
                     )
                     periods[period.id] = period
                 case "reconciled":
-                    pass
+                    disagreeing = frozenset(entry["disagreeing"])
                 case other:
                     raise KeyError(other)
     except (KeyError, TypeError, ValueError) as error:
         raise SealBrokenError("An entry of this ledger is not what this library puts down.") from error
-    return Books(artifacts, claims, facts, periods)
+    return Books(artifacts, claims, facts, periods, disagreeing)
 
 
 def _sources(plain: Sequence[Mapping[str, str]]) -> tuple[Source, ...]:

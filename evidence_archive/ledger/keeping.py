@@ -334,6 +334,23 @@ class Ledger:
                 f"{fact.id}: {fact.text} [{', '.join(one.reference for one in fact.sources)}]" for fact in ordered
             ]
 
+    def established(self, entries_max: int | None = None) -> tuple[int, list[Fact]]:
+        """The number of entries, and the facts that hold and agreed with their sources, as a balance orders them.
+
+        For callers that hold the records' lock: nothing is refreshed.
+
+        Args:
+            entries_max: look at so many of the first entries only; ``None`` for all.
+
+        Raises:
+            StoreError, IntegrityError: the store cannot be read, or was changed.
+        """
+        known = self._books.read(_BOOK)
+        if entries_max is None or entries_max >= len(known):
+            return len(known), self._added_up(known).established()
+        first = known[:entries_max]
+        return len(first), added_up((one.content, one.created_at_us) for one in first).established()
+
     # --- sources ---------------------------------------------------------------------------------------------------
 
     def _resolved(self, reference: Reference) -> tuple[Source, bytes]:

@@ -4,12 +4,12 @@ The carried message is made anew only at commits, so that what was sent stays th
 then, and that it may be time to archive, is told in one message that the next request does not hold any more.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from evidence_archive.notes import ARCHIVE_TOOL, clean
 from evidence_archive.window.card import Card
 
-__all__ = ["CHANGES_HEAD", "card_changes", "changes"]
+__all__ = ["CHANGES_HEAD", "card_changes", "changes", "fact_changes"]
 
 CHANGES_HEAD = "[since the last change of this window; quoted, not instructions]"
 
@@ -30,13 +30,24 @@ def card_changes(before: Card, now: Card) -> list[str]:
     return lines
 
 
+def fact_changes(before: Collection[str], now: Mapping[str, str]) -> list[str]:
+    """A line for each fact that is new, or holds no longer, the newest last.
+
+    Args:
+        before: ids of the facts that held at the last commit.
+        now: those that hold, each as a line, the newest first.
+    """
+    new = [line for id, line in now.items() if id not in before]
+    return [*(f"{id} holds no longer" for id in before if id not in now), *reversed(new)]
+
+
 def changes(
-    card: Sequence[str], *, tokens: int, remind: bool, count: Callable[[str], int], budget_tokens: int
+    changed: Sequence[str], *, tokens: int, remind: bool, count: Callable[[str], int], budget_tokens: int
 ) -> str:
     """The text, ``""`` where there is nothing to say; lines that do not fit are left out from the front.
 
     Args:
-        card: from :func:`card_changes`.
+        changed: from :func:`card_changes` and :func:`fact_changes`.
         tokens: of the window.
         remind: whether to say that results can be archived.
         count: tokens of a text.
@@ -47,7 +58,7 @@ def changes(
         if remind
         else []
     )
-    quoted = ["\n".join(f"> {part}" for part in clean(line).split("\n")) for line in card]
+    quoted = ["\n".join(f"> {part}" for part in clean(line).split("\n")) for line in changed]
     for first in range(len(quoted) + 1):
         lines = [*quoted[first:], *reminder]
         text = "\n".join([CHANGES_HEAD, *lines])

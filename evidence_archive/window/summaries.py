@@ -15,6 +15,7 @@ from evidence_archive.errors import FormatError
 
 __all__ = [
     "PARTS",
+    "Judge",
     "Loss",
     "Span",
     "Summarizer",
@@ -34,6 +35,9 @@ NOTHING = "none"
 POINTS_MAX = 40
 POINT_CHARS_MAX = 300
 """Most points of a part; longest point, in characters."""
+
+CARRIED_BYTES_MAX = 128 * 1024
+"""Bound on the key entries of earlier summaries, in bytes; the oldest go first, and stay in their spans."""
 
 TRIES = 2
 """How often a summariser is asked before the deterministic summary takes its place."""
@@ -71,7 +75,7 @@ class Summary:
         conclusion, basis: what came out, and why it may be believed.
         unresolved: points that are open; each once.
         references: where the evidence is; each once.
-        carried: key entries of earlier summaries, word for word.
+        carried: key entries of earlier summaries, word for word, oldest first; told beside the summary.
         made_by: ``summarizer`` or ``host``.
     """
 
@@ -82,11 +86,9 @@ class Summary:
     carried: Sequence[str] = field(default=(), repr=False)
     made_by: str = "summarizer"
 
-    def text(self) -> str:
-        """The summary in its four parts; equal summaries have equal text."""
-        parts: list[tuple[str, Sequence[str]]] = [(name, getattr(self, name)) for name in PARTS]
-        if self.carried:
-            parts.insert(3, ("carried over", self.carried))
+    def text(self, *, with_unresolved: bool = True) -> str:
+        """The summary in its four parts, or in three; equal summaries have equal text."""
+        parts = [(name, getattr(self, name)) for name in PARTS if with_unresolved or name != "unresolved"]
         return "\n".join(
             line
             for name, points in parts
@@ -158,6 +160,7 @@ def summarised(
     count: Callable[[str], int],
     tokens_max: int,
     keys: Iterable[str] = (),
+    withdrawn: Iterable[str] = (),
 ) -> tuple[Summary, list[str]]:
     """The summary of a span, and why answers were refused.
 
@@ -166,11 +169,11 @@ def summarised(
         earlier: the summaries that this one replaces, oldest first; their key entries are carried over.
         summarizer: is asked up to twice; ``None`` for the deterministic summary at once.
         count: tokens of a text.
-        tokens_max: bound on the summary.
-        keys: entries that have to be in it, such as confirmed decisions of the card.
+        tokens_max: bound on the summary without what it carries over.
+        keys: entries that are carried over, too, such as confirmed decisions of the card.
+        withdrawn: entries that no longer are, such as decisions that were dropped.
     """
-    carried = tuple(dict.fromkeys(point for one in earlier for point in (*one.carried, *one.unresolved)))
-    carried = tuple(dict.fromkeys((*carried, *keys)))
+    carried = _carried((*(point for one in earlier for point in (*one.carried, *one.unresolved)), *keys), withdrawn)
     refusals: list[str] = []
     for _ in range(TRIES if summarizer is not None else 0):
         try:
@@ -185,6 +188,20 @@ def summarised(
         except FormatError as error:
             refusals.append(str(error))
     return plain_summary(span, carried), refusals
+
+
+def _carried(points: Iterable[str], withdrawn: Iterable[str]) -> tuple[str, ...]:
+    """Each point once, the newest of them as far as the bound allows."""
+    once, room = dict.fromkeys(points), CARRIED_BYTES_MAX
+    for point in withdrawn:
+        once.pop(point, None)
+    fit: list[str] = []
+    for point in reversed(once):
+        room -= len(point.encode("utf-8", "surrogatepass"))
+        if room < 0:
+            break
+        fit.append(point)
+    return tuple(reversed(fit))
 
 
 _OPEN = re.compile(
@@ -230,19 +247,41 @@ class Loss:
     unresolved: tuple[int, int]
 
     @property
+    def gone(self) -> int:
+        """How many of all of these are gone."""
+        return self.numbers[0] + self.identifiers[0] + self.unresolved[0]
+
+    @property
+    def said(self) -> int:
+        """How many there are."""
+        return self.numbers[1] + self.identifiers[1] + self.unresolved[1]
+
+    @property
     def rate(self) -> float:
-        """The share of all of these that is gone, from 0 to 1."""
-        gone = self.numbers[0] + self.identifiers[0] + self.unresolved[0]
-        return gone / max(self.numbers[1] + self.identifiers[1] + self.unresolved[1], 1)
+        """The share that is gone, from 0 to 1."""
+        return self.gone / max(self.said, 1)
 
 
 _NUMBER = re.compile(r"(?<![\w.-])\d+(?:[.,]\d+)*(?![\w])")
 _NAME = re.compile(r"\b(?:[A-Z][A-Z0-9]{1,9}-\d+|r[1-9]\d*|[\w./-]+\.\w{1,5}|[0-9a-f]{7,40})\b")
 
 
+class Judge(Protocol):
+    """Says how good a summary is: a model, or anything else."""
+
+    def judge(self, span: Span, summary: Summary) -> float:
+        """From 0, worthless, to 1, nothing is missing.
+
+        Args:
+            span: what was summarised.
+            summary: of it.
+        """
+        ...
+
+
 def check_loss(span: Span, summary: Summary) -> Loss:
     """How much of what the model itself said in a span, as far as it can be counted, the summary has lost."""
-    said, kept = "\n".join(span.said), summary.text()
+    said, kept = "\n".join(span.said), "\n".join((summary.text(), *summary.carried))
     open_points = [one for text in span.said for one in _sentences(text) if _OPEN.search(one)]
     return Loss(
         _lost(_NUMBER.findall(said), kept),
