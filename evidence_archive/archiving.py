@@ -100,13 +100,16 @@ class Archiving:
         self._ending = False
         """Whether a transaction got as far as its end, so that an error leaves open what became of it."""
 
-    def archive(self, items: tuple[Item, ...], call: ToolCall | None, key: str | None) -> tuple[Receipt, str]:
+    def archive(
+        self, items: tuple[Item, ...], call: ToolCall | None, key: str | None, *, is_leaving: bool = False
+    ) -> tuple[Receipt, str]:
         """The one write path: decide, seal, commit; the receipt and its text.
 
         Args:
             items: the parsed batch.
             call: the model's call, or ``None`` for a program's batch.
             key: a program's idempotency key.
+            is_leaving: their turns leave the window, so that a note may be longer than what it stands for.
 
         Raises:
             BatchRejectedError: NOTHING was archived, unless its reason is ``unknown``.
@@ -119,7 +122,7 @@ class Archiving:
             call_id if call_id is not None else (key or "").encode() or self._records.vault.around.entropy(16),
             [(item.id, item.note) for item in items],
         )
-        return self._until_committed(items, call, tag, key)
+        return self._until_committed(items, call, tag, key, is_leaving=is_leaving)
 
     def keep(self, kept: Kept) -> Receipt:
         """Archive what is no result of a tool, as a batch of its own: it gets the session's next result ID.
@@ -135,7 +138,13 @@ class Archiving:
         return self._until_committed(kept, None, tag, None)[0]
 
     def _until_committed(
-        self, what: "tuple[Item, ...] | Kept", call: ToolCall | None, tag: bytes, key: str | None
+        self,
+        what: "tuple[Item, ...] | Kept",
+        call: ToolCall | None,
+        tag: bytes,
+        key: str | None,
+        *,
+        is_leaving: bool = False,
     ) -> tuple[Receipt, str]:
         """Try again while other processes change the session, and find out what became of a commit."""
         outside: dict[int, Outside] = {}
@@ -153,7 +162,7 @@ class Archiving:
                         reason="suspended",
                     )
                 try:
-                    done = self._commit(what, call, tag, key, outside)
+                    done = self._commit(what, call, tag, key, outside, is_leaving=is_leaving)
                 except StoreBusyError:  # rolled back, even at its end
                     self._ending = False
                     raise
@@ -244,19 +253,22 @@ class Archiving:
         tag: bytes,
         key: str | None,
         outside: dict[int, Outside],
+        *,
+        is_leaving: bool,
     ) -> tuple[Receipt, str] | None:
         """One try; ``None`` when another process changed the session since it was looked at.
 
         Args:
             what, call, tag, key: the batch, or what is archived besides results.
             outside: what earlier tries put into objects, by result number; what still fits is not put again.
+            is_leaving: notes may be longer than what they stand for.
         """
         now_us, batch_id = self._records.clock.now_us(), self._records.vault.around.entropy(16)
         kept = what if isinstance(what, Kept) else None
         if isinstance(what, Kept):
             items, drafts = self._draft_kept(what, now_us, batch_id)
         else:
-            items, drafts = what, self._drafts(what, now_us, batch_id)
+            items, drafts = what, self._drafts(what, now_us, batch_id, is_leaving)
         self._refuse_unless_ok(items, drafts)
         self._put(drafts, outside)
         random = memoryview(self._records.vault.around.entropy(64 * len(items)))
@@ -268,7 +280,8 @@ class Archiving:
             batch_id=batch_id.hex(),
             targets=tuple(Target(item.id, "ok", "", drafts[item.id].row.tokens) for item in items),
             tokens_before=sum(one.row.tokens for one in prepared),
-            tokens_after=sum(one.row.note_tokens for one in prepared),
+            # A note that leaves with its turn is in no request, however long it is.
+            tokens_after=sum(min(one.row.note_tokens, one.row.tokens) for one in prepared),
             tokens_estimated=self._records.counter.estimated,
         )
         text = self._receipt_text(receipt, call)
@@ -380,12 +393,12 @@ class Archiving:
                 targets=targets,
             )
 
-    def _drafts(self, items: Iterable[Item], now_us: int, batch_id: bytes) -> dict[str, _Draft]:
+    def _drafts(self, items: Iterable[Item], now_us: int, batch_id: bytes, is_leaving: bool) -> dict[str, _Draft]:
         """What is known of each target that was issued, with the row it would get and the note it would show."""
         return {
             item.id: draft
             for item in items
-            if (draft := self._draft(parse_result_id(item.id), item.note, now_us, batch_id)) is not None
+            if (draft := self._draft(parse_result_id(item.id), item.note, now_us, batch_id, is_leaving)) is not None
         }
 
     def _draft_kept(self, kept: Kept, now_us: int, batch_id: bytes) -> tuple[tuple[Item, ...], dict[str, _Draft]]:
@@ -415,7 +428,7 @@ class Archiving:
         candidate = Candidate(read=True, size_bytes=encoded.size_bytes, tokens=tokens)
         return (item,), {item.id: _Draft(candidate, row, encoded, facts, note)}
 
-    def _draft(self, number: int, words: str, now_us: int, batch_id: bytes) -> _Draft | None:
+    def _draft(self, number: int, words: str, now_us: int, batch_id: bytes, is_leaving: bool) -> _Draft | None:
         known = self._records.rows.get(number)
         if known is None or not known.seen:
             return None
@@ -459,7 +472,7 @@ class Archiving:
                 ),
                 size_bytes=known.size_bytes,
                 tokens=known.tokens,
-                note_tokens=row.note_tokens,
+                note_tokens=-1 if is_leaving else row.note_tokens,
             ),
             row,
             encoded,

@@ -2,13 +2,14 @@
 
 A view is cut only at commits; between two commits what is sent only grows at its end. A commit is made when the list
 reaches ``high`` of the budget and the change pays, or when the list does not fit: results that are finished with are
-archived oldest first, with notes of the host, then turns leave as a whole. What leaves is archived, exactly as it was
-shown, and the carried message tells of it. Where the store is away turns leave all the same, since the application's
+archived oldest first, with notes of the host, then turns leave as a whole. What leaves is archived, each result as an
+original of its own, so that it is kept, restored and shredded as one, and the messages around them as a span; the
+carried message tells of it. Where the store is away turns leave all the same, since the application's
 list holds them: they are archived at the next commit.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from operator import is_
@@ -24,6 +25,7 @@ from evidence_archive.ledger.entries import Fact
 from evidence_archive.ledger.keeping import Ledger
 from evidence_archive.matching import NOTE, Place
 from evidence_archive.model import SummaryQuality, WindowPolicy, format_result_id, text_of
+from evidence_archive.notes import SEARCH_TOOL
 from evidence_archive.records import Records, clone, rendering
 from evidence_archive.window.card import Card
 from evidence_archive.window.carrying import Left, carried, indexed
@@ -390,22 +392,31 @@ class Windowing:
             superseded = newest[place.call.name, str(place.call.arguments)] > place.index
             if not superseded and records.timeline.turns_after(place.index) < keep_turns:
                 continue
-            content = records.original(place)
-            if not records.is_read(place) or records.protection(row, records.facts(row, place, content)):
+            if not self._may_go(place):
                 continue
-            text = records.dialect.plain_text(content)
-            note = described(
-                text if text is not None else "",
-                tool=text_of(row.tool_name),
-                arguments=place.call.arguments,
-                chars_max=min(HOST_NOTE_CHARS_MAX, records.limits.note_chars_max),
-            )
+            note = self._note(place)
             shown = clone(row)
             shown.rendering = rendering(with_tools=records.with_tools, estimated=records.counter.estimated)
             saved = row.tokens - records.counter.count(records.note_text(shown, note))
             if saved > 0:
                 found.append((place, note, saved))
         return found
+
+    def _may_go(self, place: Place) -> bool:
+        """Whether the model has read a result, and no rule keeps it in view."""
+        records, row = self._records, self._records.rows[place.number or 0]
+        facts = records.facts(row, place, records.original(place))
+        return records.is_read(place) and records.protection(row, facts) is None
+
+    def _note(self, place: Place) -> str:
+        """The host's note on a result."""
+        records, row = self._records, self._records.rows[place.number or 0]
+        return described(
+            records.dialect.plain_text(records.original(place)) or "",
+            tool=text_of(row.tool_name),
+            arguments="" if place.call is None else place.call.arguments,
+            chars_max=min(HOST_NOTE_CHARS_MAX, records.limits.note_chars_max),
+        )
 
     def _rewrite(self, read: Sequence[_Read], marks: Sequence[tuple[Place, str, int]]) -> Rewrite:
         first = min(place.index for place, _, _ in marks)
@@ -423,7 +434,7 @@ class Windowing:
                 break  # results of the newest turns go only where the list would not fit
             if self._archived(self._marks(keep_turns), excess):
                 read = self._read(render())
-        self._leave(read)
+        read = self._leave(read, render)
         state, tokens = self._state, self._tokens(read)
         after = self._list(read, state.pinned, state.start)
         changed = (at for at, (old, new) in enumerate(zip(before, after, strict=False)) if old is not new)
@@ -460,8 +471,8 @@ class Windowing:
             return False
         return True
 
-    def _leave(self, read: Sequence[_Read]) -> None:
-        """Turns that do not fit leave: archived as they were shown, summarised, and told of."""
+    def _leave(self, read: list[_Read], render: Callable[[], list[Any]]) -> list[_Read]:
+        """The list after turns that do not fit have left: archived, summarised, and told of."""
         budget = self._turn_tokens_max
         found = kept(
             [one.role for one in read],
@@ -485,15 +496,67 @@ class Windowing:
             turns=self._records.timeline.turns,
         )
         self._state = state
+        told = self._told(read, sorted(outside)) if outside else None
+        have_gone = self._results_go(outside)
+        read = self._read(render()) if outside else read
         self._prefix = [one.message for one in read[: found.start]]
         self._fingerprint = self._print(self._prefix)
-        if outside:
-            self._keep(read, sorted(outside))
+        if told is not None and have_gone:
+            self._keep(read, sorted(outside), told)
+        return read
 
-    def _keep(self, read: Sequence[_Read], indexes: Sequence[int]) -> None:
+    def _results_go(self, outside: Collection[int]) -> bool:
+        """Whether every result of messages that leave has an original of its own, where it can have one."""
+        records = self._records
+        items = [
+            Item(format_result_id(place.number), self._note(place))
+            for place in records.timeline.places
+            if place.index in outside
+            and place.number is not None
+            and place.form != NOTE
+            and place.call is not None
+            and records.rows[place.number].state == "live"
+            and records.rows[place.number].own in (None, "copy")
+            and self._may_go(place)
+        ]
+        size = records.limits.batch_items_max
+        return all(self._gone(items[at : at + size]) for at in range(0, len(items), size))
+
+    def _gone(self, items: Sequence[Item]) -> bool:
+        """Whether a batch of them was archived; what cannot be an original stays in its message."""
+        if not items:
+            return True
+        try:
+            self._archiving.archive(tuple(items), None, None, is_leaving=True)
+        except BatchRejectedError as error:
+            if error.reason != "targets":
+                self._archiving.rejected(error, None)
+                return False
+            fit = {target.result_id for target in error.targets if target.status == "ok"}
+            return self._gone([item for item in items if item.id in fit])
+        return True
+
+    def _line(self, at: int, message: Any) -> str:
+        """A message as a span holds it: results that have an original are named, and so is what a search found.
+
+        Whatever else stands in a span would outlive the original when that is shredded.
+        """
+        records, contents = self._records, {}
+        for place in records.timeline.by_index.get(at, ()):
+            if place.number is None:
+                continue
+            content = place.content if place.form == NOTE else records.original(place)
+            if records.rows[place.number].state != "live":
+                words = f"[{format_result_id(place.number)}: a result that is archived under this id]"
+                contents[place.slot] = records.dialect.noted(content, words)
+            elif place.call is not None and place.call.name == SEARCH_TOOL:
+                contents[place.slot] = records.dialect.noted(content, "[left out: what a search found]")
+        return records.dialect.plain(records.dialect.replace(message, contents) if contents else message)
+
+    def _keep(self, read: Sequence[_Read], indexes: Sequence[int], told: Span) -> None:
         """Archive messages that left; where that fails they are tried again at the next commit."""
         state, records = self._state, self._records
-        lines = [records.dialect.plain(read[at].message) for at in indexes]
+        lines = [self._line(at, read[at].message) for at in indexes]
         sensitivity = frozenset(
             name
             for at in indexes
@@ -502,7 +565,6 @@ class Windowing:
             for name in records.rows[place.number].sensitivity.split("\n")
             if name
         )
-        told = self._told(read, indexes)
         line = _tools_line(told.tools)
         try:
             card = self._carding.card()
@@ -603,7 +665,8 @@ class Windowing:
                 said.append(text)
             elif one.role == "user":
                 asked.append(text)
-        whole = "\n".join(dialect.plain(read[at].message) for at in indexes)
+        messages = self._records.timeline.messages  # the application's, with originals where they are at hand
+        whole = "\n".join(dialect.plain(messages[at]) for at in indexes)
         return Span(
             whole,
             indexes[0] + 1,

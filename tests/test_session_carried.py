@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from conftest import Conversation, Desk
 from structlog.testing import capture_logs
-from test_session_window import BUDGET, opened, size, turn, window
+from test_session_window import BUDGET, everything, opened, size, turn, window
 from test_window_fitting import is_taken
 
 from evidence_archive import Principal
-from evidence_archive.errors import CheckFailedError
+from evidence_archive.archiving import Archiving
+from evidence_archive.errors import BatchRejectedError, CheckFailedError, ShreddedError
 from evidence_archive.ledger.checks import quotes
 from evidence_archive.window.card import Card
 from evidence_archive.window.carrying import LINES_MAX, SUMMARIES_MAX, Left, carried, indexed
@@ -145,6 +146,53 @@ def test_a_task_of_any_length_puts_down_postings_of_bounded_size(sqlite_desk: De
             rows = sqlite_desk.execute("SELECT length(closed) FROM postings WHERE book = 'window' ORDER BY seq")
             sizes.append(max(length for (length,) in rows[-5:]))
         assert sizes[2] < 1.5 * sizes[1] + 2_000
+
+
+def test_a_result_that_left_with_its_turn_is_an_original_and_goes_when_that_is_shredded(desk: Desk, owner: Principal):
+    """Nothing of it may stay in a span, and neither may what a search found of it."""
+    secret, small = "heliotrope 4711\n" * 60, "the small one says vermilion"
+    with opened(desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        talk.tool(secret)
+        talk.tool(small)
+        talk.say()
+        session.view(talk.messages)
+        session.archive([("r1", "a note")])
+        talk.ours(session, "search_evidence", json.dumps({"query": "heliotrope"}))
+        talk.say()
+        long(session, talk, 60)
+        spans = [f"r{row.number}" for row in session._records.rows.values() if row.own == "span"]
+        text = "\n".join(session.restore(id).content for id in spans)
+        assert "heliotrope 4711" not in text
+        assert "vermilion" not in text
+        assert "[r2: a result that is archived under this id]" in text
+        assert "[left out: what a search found]" in text
+        assert session.restore("r2").content == small
+        custody = archive.custody(Principal(org="north-clinic", subject="records", roles={"custodian"}))
+        custody.shred(session_id="case", result_id="r2")
+        with pytest.raises(ShreddedError):
+            session.restore("r2")
+        assert custody.verify("full").findings == ()
+
+
+def test_results_that_cannot_be_archived_now_keep_their_turn_from_being_a_span(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    def rejecting(*_: Any, **named: Any) -> Any:
+        if named.get("is_leaving"):
+            raise BatchRejectedError("Nothing was archived.", reason="store_unavailable")
+        return archive_(*_, **named)
+
+    archive_ = Archiving.archive
+    with opened(sqlite_desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        with monkeypatch.context() as patch:
+            patch.setattr(Archiving, "archive", rejecting)
+            long(session, talk, 60)
+            assert session.stats().summaries.summaries == 0
+        view = long(session, talk, 30, seed=6)
+        assert session.stats().summaries.summaries > 0
+        assert everything(session, view, talk.messages) == []
 
 
 # --- quality ----------------------------------------------------------------------------------------------------
