@@ -147,7 +147,11 @@ class Books:
             return self._read_on(reader, session, book)
 
     def post(
-        self, book: str, decide: Callable[[Sequence[Posting]], tuple[Sequence[Mapping[str, Any]], T]]
+        self,
+        book: str,
+        decide: Callable[[Sequence[Posting]], tuple[Sequence[Mapping[str, Any]], T]],
+        *,
+        wait_ms: int | None = None,
     ) -> tuple[list[Posting], T]:
         """Put down what a function decides, looking at all that the book says under the lock that writers share.
 
@@ -155,6 +159,7 @@ class Books:
             book: its name.
             decide: gets the book as it is, and returns what to put down and anything else; it may be asked several
                 times, and what it raises leaves the book as it was. At most ``POSTINGS_MAX``; nothing writes nothing.
+            wait_ms: bound on waiting for a lock, in milliseconds; as long as a write may wait by default.
 
         Returns:
             The new postings, and the second thing that was decided.
@@ -198,7 +203,7 @@ class Books:
             writer.append([records.leaf(audit.BOOK_POSTED, details=details)])
             return row, new, rows[-1], answer
 
-        changed, new, last, answer = records.vault.transact(posted)
+        changed, new, last, answer = records.vault.transact(posted, wait_ms=wait_ms)
         if changed is not None:
             records.row = changed
             self._known[book] = [*self._known[book][0], *new], last
