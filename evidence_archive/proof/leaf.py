@@ -45,6 +45,7 @@ __all__ = [
     "SHRED_REFUSED",
     "SHRED_REQUESTED",
     "STORE_VERIFIED",
+    "TRACE_READ",
     "Leaf",
     "decode_leaf",
     "encode_leaf",
@@ -79,6 +80,7 @@ CUSTODY_DENIED = "custody.denied"
 LOG_REANCHORED = "log.reanchored"
 BOOK_POSTED = "book.posted"
 EVIDENCE_SEARCHED = "evidence.searched"
+TRACE_READ = "trace.read"
 
 EVENTS = frozenset(
     {
@@ -111,6 +113,7 @@ EVENTS = frozenset(
         LOG_REANCHORED,
         BOOK_POSTED,
         EVIDENCE_SEARCHED,
+        TRACE_READ,
     }
 )
 """Every event this version writes; it reads others, so that a newer log can still be verified."""
