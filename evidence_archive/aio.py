@@ -29,6 +29,7 @@ from evidence_archive.register import Register
 from evidence_archive.rekeying import Census, Rotation
 from evidence_archive.searching import SearchResult
 from evidence_archive.session import Session
+from evidence_archive.tracing import TraceEntry
 from evidence_archive.vault import INLINE_SIZE_MAX, AuditReport
 from evidence_archive.verifying import FsckReport, Progress, VerifyReport
 from evidence_archive.window.card import Card
@@ -208,6 +209,23 @@ class AsyncSession:
             FormatError, SealBrokenError, KeyringError, StoreError, MisuseError: as there.
         """
         return await self._verbs.awaited(self._session.search, query)
+
+    async def trace(self) -> list[TraceEntry]:
+        """See :meth:`evidence_archive.Session.trace`.
+
+        Raises:
+            ShreddedError, SealBrokenError, KeyringError, StoreError, MisuseError: as there.
+        """
+        return await self._verbs.awaited(self._session.trace)
+
+    async def trace_request(self, request: int) -> list[dict[str, Any]]:
+        """See :meth:`evidence_archive.Session.trace_request`.
+
+        Raises:
+            FormatError, NotAvailableError, ShreddedError, SealBrokenError, KeyringError, StoreError, MisuseError: as
+                there.
+        """
+        return await self._verbs.awaited(self._session.trace_request, request)
 
     @property
     def ledger(self) -> "AsyncLedger":

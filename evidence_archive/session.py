@@ -4,9 +4,10 @@
 What an archive call did is visible in the next view because the next view reads it from the store, and only then.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from evidence_archive import notes
 from evidence_archive.answering import Answering
@@ -45,6 +46,7 @@ from evidence_archive.ports import ResultRow
 from evidence_archive.records import Records
 from evidence_archive.restoring import Restoring, part_of
 from evidence_archive.searching import Searching, SearchResult
+from evidence_archive.tracing import TraceEntry, Tracing
 from evidence_archive.vault import SHREDDED
 from evidence_archive.window.card import Card
 from evidence_archive.window.summaries import Judge, Summarizer
@@ -53,6 +55,8 @@ from evidence_archive.windowing import MESSAGE_TOKENS, Windowing
 __all__ = ["Session"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+T = TypeVar("T")
 
 
 class Session:
@@ -90,6 +94,8 @@ class Session:
                 judge=judge,
             )
         )
+        self._tracing = Tracing(records, books)
+        self._is_traced = window is not None and window.trace == "sealed"
         self._rendered: list[Any] = []
         self._shown: list[Any] = []
         self._reported: set[tuple[bytes, bytes | None]] = set()
@@ -118,7 +124,8 @@ class Session:
 
         A new list; the application's messages are never changed, and messages that did not change are shared with
         it. Equal messages and state give byte-identical output, and a view handed in again comes back as it is.
-        Costs the new messages plus a comparison; reads one indexed row; writes one commit when there are new results.
+        Costs the new messages plus a comparison; reads one indexed row; writes one commit when there are new results,
+        and one more where the policy says ``trace = "sealed"``.
         If the store cannot be read within ``view_wait_ms_max``, every original that the messages still hold is shown.
 
         Args:
@@ -149,8 +156,7 @@ class Session:
                 return self._fitted(self._outage_view(), outage=True)
             self._outage = False
             try:
-                left_ms = self._records.limits.view_wait_ms_max - (self._records.clock.monotonic_ms() - began_ms)
-                self._records.register(unknown, max(left_ms, 1))
+                self._records.register(unknown, self._left_ms(began_ms))
                 self._records.failures = 0
             except (StoreError, KeyringError) as error:
                 # What is archived was read, so its notes hold; only what is new has to do without a label.
@@ -162,13 +168,25 @@ class Session:
                 self._outage = True
                 return self._fitted(self._outage_view(), outage=True)
             self._report()
-            return self._fitted(self._rendered_view(), is_cache_cold=is_cache_cold)
+            return self._fitted(
+                self._rendered_view(), is_cache_cold=is_cache_cold, wait_ms=self._left_ms(began_ms)
+            )
 
-    def _fitted(self, view: list[Any], *, outage: bool = False, is_cache_cold: bool = False) -> list[Any]:
+    def _left_ms(self, began_ms: int) -> int:
+        """How long a view that began then may still wait for the store; at least for as long as one try takes."""
+        return max(self._records.limits.view_wait_ms_max - (self._records.clock.monotonic_ms() - began_ms), 1)
+
+    def _fitted(
+        self, view: list[Any], *, outage: bool = False, is_cache_cold: bool = False, wait_ms: int = 1
+    ) -> list[Any]:
         """What of a view goes to the model: all of it, unless the policy has a window."""
         if self._windowing is not None:
             view = self._windowing.shown(view, self._rendered_view, outage=outage, is_cache_cold=is_cache_cold)
         self._shown = view
+        if self._is_traced and outage:
+            self._tracing.missed()
+        elif self._is_traced:
+            self._tracing.sent(self._shown, self._rendered, tokens=self._window_tokens(), wait_ms=wait_ms)
         return self._shown[:]
 
     def _report(self) -> None:
@@ -424,6 +442,44 @@ class Session:
                 self._records.suspend("integrity")
                 raise
 
+    def trace(self) -> list[TraceEntry]:
+        """Every request that was written down while the policy said ``trace = "sealed"``, and how many are missing.
+
+        Raises:
+            ShreddedError: the session was shredded.
+            SealBrokenError: stored bytes were changed; archiving in the session is suspended.
+            KeyringError, StoreError: keys or store are not at hand.
+            MisuseError: the archive was closed, or opened in another process.
+        """
+        return self._read_trace(self._tracing.entries)
+
+    def trace_request(self, request: int) -> list[dict[str, Any]]:
+        """The messages that were sent at a request, as JSON says them; logged before this returns.
+
+        Args:
+            request: its number in the trace, from 1.
+
+        Raises:
+            FormatError: it was not written down.
+            NotAvailableError: it shows a result that the session could not have back now.
+            ShreddedError: the session, or an original of it, was shredded since.
+            SealBrokenError: stored bytes were changed; archiving in the session is suspended.
+            KeyringError, StoreError: keys or store are not at hand; nothing was released.
+            MisuseError: the archive was closed, or opened in another process.
+        """
+        return self._read_trace(partial(self._tracing.messages, request))
+
+    def _read_trace(self, read: Callable[[], T]) -> T:
+        self._records.vault.usable()
+        with self._lock:
+            self._records.vault.usable()
+            self._records.refresh(self._records.vault.store_wait_ms)
+            try:
+                return read()
+            except IntegrityError:
+                self._records.suspend("integrity")
+                raise
+
     def card(self) -> Card:
         """The card of the task as it stands: goal, decisions, steps and blockers.
 
@@ -513,12 +569,13 @@ class Session:
     def _window_tokens(self) -> int:
         """Tokens of the newest view; only messages that changed since the last look are counted."""
         window = []
-        for at, message in enumerate(self._shown):
-            if at < len(self._window) and self._window[at][0] is message:
-                window.append(self._window[at])
-            else:
+        known = {id(one[0]): one for one in self._window}  # messages move when others leave the window
+        for message in self._shown:
+            one = known.get(id(message))
+            if one is None:
                 texts = self._records.dialect.message_texts(message)
-                window.append((message, MESSAGE_TOKENS + sum(map(self._records.counter.count, texts))))
+                one = message, MESSAGE_TOKENS + sum(map(self._records.counter.count, texts))
+            window.append(one)
         self._window = window
         return sum(tokens for _, tokens in window)
 
