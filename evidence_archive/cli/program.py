@@ -20,6 +20,7 @@ from evidence_archive.cli import (
     policy,
     proofs,
     replay,
+    trace,
     verify,
 )
 from evidence_archive.cli.render import NotDone, emit_json, one_line
@@ -72,7 +73,7 @@ def _root(
         print(context.get_help())
 
 
-for _module in (demo, replay, inspect, proofs, verify, evidence, custody, keys, backup, policy, faults):
+for _module in (demo, replay, inspect, trace, proofs, verify, evidence, custody, keys, backup, policy, faults):
     _module.register(app)
 
 
