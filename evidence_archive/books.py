@@ -125,10 +125,12 @@ class Books:
 
     Args:
         records: of the session.
+        without: names in what was put down that are not kept in memory; for a book that holds much.
     """
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, *, without: frozenset[str] = frozenset()) -> None:
         self._records = records
+        self._without = without
         self._key = posting_key(records.keys.tag)
         self._known: dict[str, tuple[list[Posting], PostingRow | None]] = {}
         """What was read of each book, and the last row of it."""
@@ -145,6 +147,24 @@ class Books:
             if session is None:
                 raise SealBrokenError("This session's row is gone: it was removed outside this library.")
             return self._read_on(reader, session, book)
+
+    def among(self, book: str, first: int, last: int) -> list[Posting]:
+        """Some of a book, in order and as a whole; none of it is kept in memory.
+
+        Args:
+            book: its name.
+            first, last: sequence numbers, both included.
+
+        Raises:
+            SealBrokenError: postings were removed or changed.
+            StoreError: the store cannot be read.
+        """
+        vault = self._records.vault
+        with vault.store.reading(vault.store_wait_ms) as reader:
+            rows = reader.postings(self._records.keys.scope_id, book, first - 1, last - first + 1)
+        if [row.seq for row in rows] != list(range(first, last + 1)):
+            raise SealBrokenError(_GONE)
+        return [Posting(row.seq, row.created_at_us, open_posting(vault, self._key, row)) for row in rows]
 
     def post(
         self,
@@ -233,4 +253,6 @@ class Books:
         return PostingRow(scope_id, book, seq, closed, now_us)
 
     def _opened(self, row: PostingRow) -> Posting:
-        return Posting(row.seq, row.created_at_us, open_posting(self._records.vault, self._key, row))
+        content = open_posting(self._records.vault, self._key, row)
+        kept = {name: value for name, value in content.items() if name not in self._without}
+        return Posting(row.seq, row.created_at_us, kept if self._without else content)

@@ -68,6 +68,21 @@ def test_more_than_one_read_holds_comes_back(archive: Archive, owner: Principal)
     assert [one["at"] for one in contents(books)] == list(range(1_300))
 
 
+def test_of_a_book_that_holds_much_memory_keeps_what_is_asked_for_and_some_of_it_can_be_read(
+    desk: Desk, owner: Principal
+):
+    with desk.open() as archive:
+        session = archive.session("case", owner)
+        books = Books(session._records, without=frozenset({"data"}))
+        new = put(books, {"at": 1, "data": "x"}, {"at": 2, "data": "y"}, {"at": 3})
+        assert [one.content for one in new] == contents(books) == [{"at": 1}, {"at": 2}, {"at": 3}]
+        assert contents(books_of(archive, owner)) == [{"at": 1, "data": "x"}, {"at": 2, "data": "y"}, {"at": 3}]
+        assert [one.content for one in books.among(BOOK, 2, 3)] == [{"at": 2, "data": "y"}, {"at": 3}]
+        for first, last in ((3, 4), (4, 4)):
+            with pytest.raises(SealBrokenError):
+                books.among(BOOK, first, last)
+
+
 def test_a_decision_sees_all_that_was_put_down_and_what_it_raises_changes_nothing(archive: Archive, owner: Principal):
     books, other = books_of(archive, owner), books_of(archive, owner)
     put(books, {"a": 1})
