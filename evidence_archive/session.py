@@ -94,7 +94,7 @@ class Session:
                 judge=judge,
             )
         )
-        self._tracing = Tracing(records, books)
+        self._tracing = Tracing(records)
         self._is_traced = window is not None and window.trace == "sealed"
         self._rendered: list[Any] = []
         self._shown: list[Any] = []

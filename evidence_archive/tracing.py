@@ -3,6 +3,7 @@
 An entry of the book ``trace`` says which messages of the request before stand where, and holds the others exactly. It
 is closed once more, inside its postings, under a key that comes from the session's key: the shred of an original
 gives the session another key, and so takes along what the trace holds of it. The entry after that is whole again.
+Memory holds the heads of entries and the newest request; the others are read when they are asked for.
 """
 
 import json
@@ -38,6 +39,9 @@ PART_BYTES_MAX = 180_000
 COMPRESS_BYTES_MIN = 1_024
 """Differences from this size on are compressed."""
 
+WHOLE_EVERY = 100
+"""Of so many entries one at least is whole: reading a request opens no more of them, however long the task."""
+
 _LEVEL = 3
 _NOT_OURS = "An entry of the trace is not what this library puts down."
 _SHREDDED = "What was sent at this request cannot be read any more: an original of the session was shredded since."
@@ -53,7 +57,8 @@ class TraceEntry:
         request: its number, from 1; numbers go on over all processes.
         sent_at_us: microseconds since 1970-01-01 UTC.
         messages, tokens: of what was sent, but for the specs of tools.
-        added_messages, added_bytes: of that, what the request before did not hold; bytes of exact JSON.
+        added_messages, added_bytes: of that, what the request before did not hold, or all where that cannot be read;
+            bytes of exact JSON.
         missing: so many requests right before it were sent and could not be written down.
         begins: it is the first of a session object; what another object sent after its last entry, and could not
             write down, nobody knows.
@@ -75,17 +80,19 @@ class Tracing:
     """The trace of one session. Callers hold the records' lock.
 
     Args:
-        records, books: of the session.
+        records: of the session.
     """
 
-    def __init__(self, records: Records, books: Books) -> None:
+    def __init__(self, records: Records) -> None:
         self._records = records
-        self._books = books
+        self._books = Books(records, without=frozenset({"data"}))
         self._name = records.vault.around.entropy(8).hex()
         self._count = 0
         """How many requests this object has seen."""
-        self._last: tuple[Posting, list[str]] | None = None
-        """The head of the entry that was written last, and the lines of its request."""
+        self._last: tuple[Any, list[str]] | None = None
+        """Which entry was the newest one, and the lines of its request."""
+        self._version = -1
+        """Of the session's row, when that was looked up."""
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -107,6 +114,8 @@ class Tracing:
         try:
             # Whatever was shown before is written anew: an application may have changed a message in its place.
             lines = self._lines(view, rendered)
+            if records.row.version != self._version:
+                self._go_on()
 
             def decide(known: Sequence[Posting]) -> tuple[list[Mapping[str, Any]], None]:
                 if records.keys.generation != generation:
@@ -114,7 +123,7 @@ class Tracing:
                 return self._entry(known, lines, tokens), None
 
             new, _ = self._books.post(TRACE_BOOK, decide, wait_ms=wait_ms)
-            self._last = new[0], lines
+            self._last, self._version = (_mark(new[0]), lines), records.row.version
         except EvidenceArchiveError as error:
             records.trouble(error)
 
@@ -133,8 +142,11 @@ class Tracing:
         mine = next((one.content for one in reversed(known) if one.content.get("by") == self._name), None)
         missing = self._count - 1 - (0 if mine is None else mine["count"])
         request = (0 if last is None else known[last].content["request"]) + missing + 1
-        before = self._before(known, last)
-        runs, new = difference(before or (), lines)
+        before = None if last is None else self._before(known[last])
+        whole = before is None or (last is not None and len(self._chain(known, last)) >= WHOLE_EVERY)
+        base = [] if before is None or whole else before
+        runs, new = difference(base, lines)
+        added = difference(before or [], lines)[1] if whole else new
         body = "\n".join([json.dumps(runs, separators=(",", ":")), *new]).encode("ascii")
         packed = body
         if len(body) >= COMPRESS_BYTES_MIN:
@@ -147,29 +159,36 @@ class Tracing:
             "count": self._count,
             "missing": missing,
             "begins": mine is None,
-            "whole": before is None,
+            "whole": whole,
             "generation": self._records.keys.generation,
             "messages": len(lines),
             "tokens": tokens,
-            "added_messages": len(new),
-            "added_bytes": sum(len(line) - line.index(" ") - 1 for line in new),
+            "added_messages": len(added),
+            "added_bytes": sum(len(line) - line.index(" ") - 1 for line in added),
             "size": len(body),
             "parts": len(data),
             "zstd": packed is not body,
         }
         contents: list[Mapping[str, Any]] = [{**head, "data": data[0]}, *({"data": one} for one in data[1:])]
         # Opened again before it is written, as originals are.
-        if rebuilt(before or (), *self._difference(contents)) != list(lines):
+        if rebuilt(base, *self._difference(contents)) != list(lines):
             raise SealBrokenError("An entry of the trace did not open again: it was not written.")
         return contents
 
-    def _before(self, known: Sequence[Posting], last: int | None) -> list[str] | None:
-        """The lines of the request before, ``None`` where there is none that can be read."""
+    def _go_on(self) -> None:
+        """Look up the newest request, where it can be read: another process may have sent it."""
+        known = self._books.read(TRACE_BOOK)
+        last = _head_before(known, len(known))
         if last is None or known[last].content["generation"] != self._records.keys.generation:
+            self._last = None
+        elif self._last is None or self._last[0] != _mark(known[last]):
+            self._last = _mark(known[last]), self._request(known, last)
+
+    def _before(self, last: Posting) -> list[str] | None:
+        """The lines of the newest request; ``None`` where another object sent it just now, or it cannot be read."""
+        if self._last is None or _mark(last) != self._last[0]:
             return None
-        if self._last is not None and known[last] is self._last[0]:
-            return self._last[1]
-        return self._request(known, last)
+        return self._last[1] if last.content["generation"] == self._records.keys.generation else None
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -258,24 +277,29 @@ class Tracing:
         if scope is None or not scope.wrapped:
             raise ShreddedError("This session was shredded: its trace cannot be read any more.")
 
-    def _request(self, known: Sequence[Posting], at: int) -> list[str]:
-        """The lines of the request whose entry begins at an index of the book."""
-        chain: list[int] = []
-        while True:
-            head = known[at].content
-            if head["generation"] != self._records.keys.generation:
-                raise ShreddedError(_SHREDDED)
-            chain.append(at)
-            if head["whole"]:
-                break
-            before = _head_before(known, at)
+    def _chain(self, known: Sequence[Posting], at: int) -> list[int]:
+        """Where the entries begin that a request is told by, back to the whole one."""
+        chain = [at]
+        while not known[chain[-1]].content["whole"]:
+            before = _head_before(known, chain[-1])
             if before is None:
                 raise SealBrokenError(_NOT_OURS)
-            at = before
+            chain.append(before)
+        return chain
+
+    def _request(self, known: Sequence[Posting], at: int) -> list[str]:
+        """The lines of the request whose entry begins at an index of the book."""
+        chain = self._chain(known, at)
+        if any(known[one].content["generation"] != self._records.keys.generation for one in chain):
+            raise ShreddedError(_SHREDDED)
+        last = known[at].seq + known[at].content["parts"] - 1
         lines: list[str] = []
-        for first in reversed(chain):
-            parts = [one.content for one in known[first : first + known[first].content["parts"]]]
-            lines = rebuilt(lines, *self._difference(parts))
+        parts: list[Mapping[str, Any]] = []
+        for posting in self._books.among(TRACE_BOOK, known[chain[-1]].seq, last):
+            parts.append(posting.content)
+            if len(parts) == parts[0]["parts"]:
+                lines = rebuilt(lines, *self._difference(parts))
+                parts.clear()
         return lines
 
     def _difference(self, contents: Sequence[Mapping[str, Any]]) -> tuple[Runs, list[str]]:
@@ -307,6 +331,11 @@ class Tracing:
 
     def _opened(self, request: int, part: int, data: str) -> bytes:
         return unwrap(self._key, b64decode(data, validate=True), self._context(request, part))
+
+
+def _mark(head: Posting) -> Any:
+    """By what an entry is known again; a store that was put back may have another one at its place."""
+    return head.seq, head.content["by"], head.content["count"]
 
 
 def _head_before(known: Sequence[Posting], end: int) -> int | None:

@@ -207,6 +207,42 @@ def test_a_difference_that_is_about_other_lines_is_refused(runs: Any, new: list[
         rebuilt(["a", "b"], runs, new)
 
 
+def test_of_so_many_entries_one_is_whole_and_what_it_adds_is_told_all_the_same(
+    sqlite_desk: Desk, talk: Conversation, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tracing, "WHOLE_EVERY", 3)
+    sent, opens = [], []
+    among = books.Books.among
+    with opening(sqlite_desk) as archive:
+        session = archive.session("case", OWNER)
+        for at in range(8):
+            talk.say(f"{at}")
+            sent.append(exact(session.view(talk.messages)))
+        wholes = [posting.content["whole"] for posting in books.Books(session._records).read(TRACE_BOOK)]
+        assert wholes == [True, False, False, True, False, False, True, False]
+        assert [entry.added_messages for entry in session.trace()] == [2, 1, 1, 1, 1, 1, 1, 1]
+
+        def counted(self: Any, book: str, first: int, last: int) -> Any:
+            opens.append(last - first + 1)
+            return among(self, book, first, last)
+
+        monkeypatch.setattr(books.Books, "among", counted)
+        assert [read(session, at) for at in range(1, 9)] == sent
+        assert opens == [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+def test_memory_holds_no_more_of_the_trace_than_its_newest_request(sqlite_desk: Desk, talk: Conversation):
+    with opening(sqlite_desk) as archive:
+        session = archive.session("case", OWNER)
+        for at in range(3):
+            talk.messages.append({"role": "user", "content": f"{at} {LONG}"})
+            session.view(talk.messages)
+        assert read(session, 1)
+        kept = [posting.content for posting in session._tracing._books.read(TRACE_BOOK)]
+        assert not any("data" in content for content in kept)
+        assert session._tracing._last[1] == [f" {line}" for line in read(session, 3)]
+
+
 # --- long, off, not there ---------------------------------------------------------------------------------------
 
 
@@ -317,9 +353,10 @@ def test_two_that_send_in_one_session_share_the_numbers(desk: Desk, talk: Conver
         sent = []
         for at in range(3):
             talk.say(f"{at}")
-            sent += [exact(session.view(talk.messages[: at + 1])) for session in (one, two)]
+            sent += [exact(session.view(talk.messages)) for session in (one, two)]
         assert [read(two, at) for at in range(1, 7)] == [read(one, at) for at in range(1, 7)] == sent
         assert told(one) == [(1, 0, True), (2, 0, True), *((at, 0, False) for at in range(3, 7))]
+        assert [entry.added_messages for entry in one.trace()] == [2, 0, 1, 0, 1, 0]
 
 
 def test_a_trace_waits_no_longer_than_a_view_may(
@@ -459,7 +496,7 @@ def test_no_canary_is_in_the_store_or_in_a_log(
     words = canaries(talk)
     with opening(sqlite_desk) as archive:
         session = archive.session("case", OWNER)
-        for at in range(30):
+        for at in range(12):
             session.view(talk.messages)
             assert all(word in "".join(read(session, at + 1)) for word in words[:3])
             talk.tool(f"{at} {LONG}")
