@@ -198,7 +198,7 @@ def test_control_a_false_claim_ends_the_command_with_1(monkeypatch, capsys):
     ],
 )
 def test_pairing_is_checked_strictly(messages, paired):
-    assert demo_run._is_paired(messages) is paired
+    assert demo_run.is_paired(messages) is paired
 
 
 # --- the tools --------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from evidence_archive.session import Session
 from evidence_archive.testing import ScriptedModel
 from evidence_archive.tokens import default_counter
 
-__all__ = ["OWNER", "SESSION", "Claim", "Report", "run_demo"]
+__all__ = ["OWNER", "SESSION", "Claim", "Report", "is_paired", "run_demo"]
 
 SESSION = "demo"
 OWNER = Principal("north-clinic", "triage-agent", {"agent"})
@@ -244,7 +244,7 @@ def _claims_of_the_loop(run: _Run, originals: dict[str, str], tools: _Tools) -> 
     refusal = str(requests[refused + 1][-1]["content"])
     restored = next(index for index, turn in enumerate(PLAN) if turn.restore is not None)
     wanted = sum(len(turn.archive) for index, turn in enumerate(PLAN) if index != refused)
-    yield Claim("every call of every request has its one result, in order", all(map(_is_paired, requests)))
+    yield Claim("every call of every request has its one result, in order", all(map(is_paired, requests)))
     yield Claim(
         f"{wanted} originals are archived, and notes stand where they stood",
         len(originals) == wanted == sum(text.startswith("[archived ") for text in last),
@@ -266,7 +266,12 @@ def _claims_of_the_loop(run: _Run, originals: dict[str, str], tools: _Tools) -> 
     yield Claim("the application's own messages still hold every result", set(tools.outputs.values()) <= set(said))
 
 
-def _is_paired(messages: Sequence[Any]) -> bool:
+def is_paired(messages: Sequence[Any]) -> bool:
+    """Whether every call in a list has its one result behind it, in the order of the calls.
+
+    Args:
+        messages: of the dialect ``chat``.
+    """
     waiting: list[str] = []
     for message in messages:
         if message["role"] == "tool":
