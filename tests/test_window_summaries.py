@@ -97,6 +97,48 @@ def test_a_summary_that_is_not_smaller_is_refused(tokens: int, tokens_max: int) 
     assert all("has to be smaller" in refusal for refusal in refusals)
 
 
+class Raising:
+    """Fails in this way, every time or the first time only."""
+
+    def __init__(self, error: Exception, then: str | None = None) -> None:
+        self.error = error
+        self.then = then
+        self.asked = 0
+
+    def summarize(self, span: Span, earlier: Sequence[Summary], refused: str | None) -> str:
+        self.asked += 1
+        if self.asked > 1 and self.then is not None:
+            return self.then
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("p-4711"), TimeoutError("p-4711"), OSError(5, "p-4711"), KeyError("p-4711"), RecursionError()],
+)
+def test_whatever_a_summariser_raises_is_a_refusal_that_repeats_none_of_its_words(error: Exception) -> None:
+    summary, refusals = summary_of(span_of("Shard 7 is slow."), Raising(error))
+    assert summary == summary_of(span_of("Shard 7 is slow."), None)[0]
+    assert refusals == [f"There was no answer ({type(error).__name__})."] * 2
+    assert summary_of(span_of("It is."), Raising(error, GOOD))[0].made_by == "summarizer"
+
+
+@pytest.mark.parametrize(
+    "garbage", [None, b"conclusion: x", 3, [], "\ud83d" * 9, "\x00", "none\n" * 10_000, object()]
+)
+def test_whatever_a_summariser_returns_leads_to_a_summary(garbage: Any) -> None:
+    assert summary_of(span_of("So."), Scripted(garbage, garbage))[0].made_by == "host"
+
+
+def test_a_text_that_cannot_be_counted_is_refused() -> None:
+    def count(text: str) -> int:
+        return len(text.encode())
+
+    lone = GOOD.replace("shard 7", "\ud83d")
+    summary, refusals = summarised(span_of("So."), (), Scripted(lone, lone), count=count, tokens_max=900)
+    assert (summary.made_by, len(refusals)) == ("host", 2)
+
+
 def kept_of(summary: Summary) -> str:
     return "\n".join((summary.text(), *summary.carried))
 

@@ -102,6 +102,8 @@ class Summarizer(Protocol):
     def summarize(self, span: Span, earlier: Sequence[Summary], refused: str | None) -> str:
         """The four parts as text, in the form of :func:`parse_summary`.
 
+        Whatever it raises counts as a refused answer. A view waits for it, so it bounds its own time.
+
         Args:
             span: what is to be summarised.
             earlier: the summaries before it, oldest first.
@@ -162,7 +164,7 @@ def summarised(
     keys: Iterable[str] = (),
     withdrawn: Iterable[str] = (),
 ) -> tuple[Summary, list[str]]:
-    """The summary of a span, and why answers were refused.
+    """The summary of a span, and why answers were refused; no failure of a summariser comes out of here.
 
     Args:
         span: turns that leave the window.
@@ -187,6 +189,8 @@ def summarised(
             return summary, refusals
         except FormatError as error:
             refusals.append(str(error))
+        except Exception as error:  # of a client, a parser, anything: its words may hold evidence, so only its kind
+            refusals.append(f"There was no answer ({type(error).__name__}).")
     return plain_summary(span, carried), refusals
 
 
