@@ -180,13 +180,13 @@ def summarised(
     for _ in range(TRIES if summarizer is not None else 0):
         try:
             answer = summarizer.summarize(span, earlier, refusals[-1] if refusals else None)  # type: ignore[union-attr]
-            summary = replace(parse_summary(answer), carried=carried)
-            tokens = count(summary.text())
+            summary = parse_summary(answer)
+            tokens = count(summary.text())  # what is carried over besides is not the writer's doing
             if tokens >= span.tokens or tokens > tokens_max:
                 raise FormatError(
                     f"It has {tokens} tokens; it has to be smaller than {min(span.tokens, tokens_max + 1)}."
                 )
-            return summary, refusals
+            return replace(summary, carried=carried), refusals
         except FormatError as error:
             refusals.append(str(error))
         except Exception as error:  # of a client, a parser, anything: its words may hold evidence, so only its kind
