@@ -23,7 +23,7 @@ def note(text: str, chars_max: int = 1_000, arguments: object = '{"q": "x"}') ->
 
 def test_a_log_is_described_by_its_size_its_errors_its_names_and_both_ends() -> None:
     told = note(LOG)
-    assert told.startswith('logs.search({"q": "x"}): 5 lines, ')
+    assert told.startswith('Executed logs.search({"q": "x"}): 5 lines, ')
     assert "errors: 2, of warnings: 1." in told
     assert "OPS-4711, src/app/main.py:42, 2026-11-30T10:00:00Z" in told
     assert "Begins: 2026-11-30T10:00:00Z start of run 7" in told
@@ -33,7 +33,12 @@ def test_a_log_is_described_by_its_size_its_errors_its_names_and_both_ends() -> 
 @pytest.mark.parametrize(
     ("text", "shape"),
     [
-        (json.dumps({"id": 1, "name": "a"}), "JSON object with keys id, name."),
+        (json.dumps({"at": 1, "name": "a"}), "JSON object with keys at, name."),
+        (json.dumps({"id": 1, "ok": True, "error": None}), "keys id, ok, error. It says: ok true, error null, id 1."),
+        (
+            json.dumps({"status": "p" * 90, "result": [1], "state": "a\nb"}),
+            f'It says: status "{"p" * 38}…, state "a\\nb".',
+        ),
         (json.dumps([{"id": 1}, {"id": 2, "at": 3}]), "JSON list of 2, objects with keys id, at."),
         (json.dumps([1, 2, 3]), "JSON list of 3."),
         (json.dumps({}), "JSON object with no keys."),

@@ -1,7 +1,8 @@
 """Notes for results that the host archives: they describe what an original is and keep what later turns may ask for.
 
-Equal results give equal notes. A note says which tool gave it, how large it is, how it begins and ends, how many
-lines speak of errors and warnings, which keys or columns it has, and the identifiers in it. It draws no conclusion.
+Equal results give equal notes. A note says that the call was executed, how large its result is, how it begins and
+ends, how many lines speak of errors and warnings, which keys or columns it has, what an object says of the outcome,
+and the identifiers in it. It draws no conclusion.
 """
 
 import csv
@@ -19,6 +20,21 @@ IDENTIFIERS_MAX = 12
 
 SCANNED_CHARS_MAX = 4 * 1024 * 1024
 """How much of a text is looked through for identifiers; counts of lines are always of the whole."""
+
+_OUTCOMES = (
+    "status",
+    "state",
+    "ok",
+    "success",
+    "result",
+    "error",
+    "code",
+    "exit_code",
+    "returncode",
+    "message",
+    "id",
+)
+"""Keys under which objects say what came of a call."""
 
 _ERROR = re.compile(r"\b(?:error|exception|traceback|fatal|panic|fail(?:ed|ure|ures)?)\b", re.IGNORECASE)
 _WARNING = re.compile(r"\bwarn(?:ing|ings)?\b", re.IGNORECASE)
@@ -43,7 +59,9 @@ def described(text: str, *, tool: str, arguments: object, chars_max: int) -> str
         chars_max: bound on the note, in characters, at least 100; what is less needed is left out first.
     """
     lines = text.splitlines()
-    said = [f"{tool}({_short(_in_one_line(arguments), LINE_CHARS_MAX)}): {len(lines)} lines, {len(text)} characters."]
+    # A result is there, so the call was made: nobody needs to make it again to find that out.
+    call = f"{tool}({_short(_in_one_line(arguments), LINE_CHARS_MAX)})"
+    said = [f"Executed {call}: {len(lines)} lines, {len(text)} characters."]
     shape = _shape(text, lines)
     if shape:
         said.append(shape)
@@ -89,7 +107,13 @@ def _shape(text: str, lines: list[str]) -> str:
 
 def _json_shape(value: object) -> str:
     if isinstance(value, dict):
-        return f"JSON object with {_names('key', value)}."
+        told = [
+            f"{key} {_short(_in_one_line(json.dumps(value[key], ensure_ascii=False)), 40)}"
+            for key in _OUTCOMES
+            if key in value and isinstance(value[key], str | int | float | bool | None)
+        ]
+        says = f" It says: {', '.join(told)}." if told else ""
+        return f"JSON object with {_names('key', value)}.{says}"
     if isinstance(value, list):
         keys: dict[str, None] = {}
         for one in value:
