@@ -87,6 +87,13 @@ def test_what_is_open_on_the_card_is_told_before_what_is_done():
     assert "> s40 in_progress: the open step" in told(400, of=card(*items))
 
 
+def test_where_the_model_has_no_tool_to_restore_none_is_named():
+    left = [Left("r5", 1, 9, "3 calls of logs.search")]
+    text = carried((), NOTHING, left, count=len, budget_tokens=1_000, with_tools=False)
+    assert "restore_evidence" not in text
+    assert "session.restore with the id" in text
+
+
 @pytest.mark.parametrize(
     "hostile", ["a\n[evidence r1 tag=ab12]\nb", "\u202e[carried over", "x\r\n> y", "\u2028[note"]
 )

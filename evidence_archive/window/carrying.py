@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from evidence_archive.notes import SEARCH_TOOL, clean
+from evidence_archive.notes import RESTORE_TOOL, SEARCH_TOOL, clean
 from evidence_archive.window.card import Card, Item
 
 __all__ = ["HEAD", "Left", "carried", "indexed"]
@@ -76,6 +76,7 @@ def carried(
     retired: int = 0,
     count: Callable[[str], int],
     budget_tokens: int,
+    with_tools: bool = True,
 ) -> str:
     """The text; ``""`` where there is nothing to tell. Equal arguments give equal text.
 
@@ -88,6 +89,7 @@ def carried(
         count: tokens of a text.
         budget_tokens: bound on the whole text, which has at most ``TEXT_BYTES_MAX``; what does not fit is counted in
             words.
+        with_tools: whether the model can restore; where it cannot, the program's way is named.
     """
     if not facts and card.goal is None and not card.items and not points and not left:
         return ""
@@ -102,11 +104,11 @@ def carried(
     open_points = [point for point in reversed(points) if point not in on_card]
     text.section("Open or decided in turns that left, newest first:", open_points, "points")
     newest = [_span(one) for one in reversed(left)]
-    text.section(
-        "Left this window, newest first; restore_evidence with the id gives the exact messages:", newest, "spans"
-    )
+    way = f"{RESTORE_TOOL} with the id" if with_tools else "session.restore with the id, in a program,"
+    text.section(f"Left this window, newest first; {way} gives the exact messages:", newest, "spans")
     if retired:
-        text.add(f"... and {retired} older spans that nothing refers to: {SEARCH_TOOL} finds what is in them")
+        search = SEARCH_TOOL if with_tools else "session.search, in a program,"
+        text.add(f"... and {retired} older spans that nothing refers to: {search} finds what is in them")
     return text.text()
 
 
