@@ -60,6 +60,11 @@ class Rewrite:
         """What so many later requests cost less."""
         return self.removed_tokens * prices.cached_input * requests / MILLION
 
+    @property
+    def cold(self) -> "Rewrite":
+        """The same change where the provider's cache is known to be gone: everything is read anew in any case."""
+        return Rewrite(self.removed_tokens, 0)
+
     def pays(self, prices: Prices, horizon_requests: int) -> bool:
         """Whether it saves more than it costs within so many requests."""
         return self.saving(prices, horizon_requests) > self.cost(prices)
