@@ -153,6 +153,14 @@ def test_after_fifty_commits_every_view_tells_of_all_that_was_decided_and_left_o
     assert newest.made_by == "summarizer"
 
 
+def test_after_twenty_commits_the_newest_summary_names_every_decision_that_was_confirmed_before(
+    sqlite_desk: Desk, owner: Principal
+):
+    newest = tasked(sqlite_desk, owner, 20, lambda view, wanted: None)
+    decided = [f"use mirror {at:02}" for at in range(1, 20)]
+    assert [point for point in decided if point not in newest.text()] == []
+
+
 def test_must_fail_control_a_window_whose_summaries_carry_nothing_over_loses_open_points(
     sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
 ):
