@@ -592,6 +592,7 @@ class Windowing:
                 retired=state.spans + 1 - len(left),
                 count=records.counter.count,
                 budget_tokens=self._carried_tokens_max,
+                with_tools=records.with_tools,
             )
             gone = state.gone | set(indexes)
             content = {

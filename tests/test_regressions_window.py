@@ -82,6 +82,9 @@ def test_without_the_restore_tool_no_note_of_the_host_names_it(
         assert by_host(session)
         assert 'session.restore("r1")' in contents(view)[2]
         assert "_evidence" not in json.dumps(view)
+        view = results(session, talk, 30)
+        assert "session.restore with the id" in carried(view)
+        assert "_evidence" not in json.dumps(view)
 
 
 def test_nothing_leaves_by_itself_that_the_session_could_not_have_back(
