@@ -17,7 +17,7 @@ from typing import Any
 
 from evidence_archive.archiving import Archiving, Kept
 from evidence_archive.batch import Item
-from evidence_archive.books import Books
+from evidence_archive.books import Books, counts_of
 from evidence_archive.carding import Carding
 from evidence_archive.dialects.base import Reading
 from evidence_archive.errors import BatchRejectedError, EvidenceArchiveError
@@ -294,17 +294,24 @@ class Windowing:
     # --- where it stands -------------------------------------------------------------------------------------------
 
     def _settle(self, rendered: Sequence[Any], outage: bool) -> None:
-        """The state of this very list: as this process left it, as another one did, or a new one for another list."""
+        """The state of this very list: as this process left it, as any process did, or a new one for a new list."""
         start = self._state.start
-        if self._prefix is not None and len(rendered) >= start and self._is_prefix(rendered[:start]):
+        same = self._prefix is not None and len(rendered) >= start and self._is_prefix(rendered[:start])
+        # Every list begins with nothing: where nothing was cut, an older commit may have been to this very list.
+        if same and (start or outage or not counts_of(self._records.row).get(_BOOK)):
             return
-        if self._prefix is None and not outage:
-            self._load()
-        if self._state.start > len(rendered) or self._print(rendered[: self._state.start]) != self._fingerprint:
-            self._state = _State(left=self._state.left, spans=self._state.spans, summary=self._state.summary)
-            self._fingerprint = self._print([])
-        if not outage:
-            self._prefix = list(rendered[: self._state.start])
+        if outage:
+            if start > len(rendered) or self._print(rendered[:start]) != self._fingerprint:
+                self._begin_anew()
+            return
+        self._load(rendered)
+        self._prefix = list(rendered[: self._state.start])
+
+    def _begin_anew(self) -> None:
+        """Nothing was cut from this list yet; what left from others is told of all the same."""
+        state = self._state
+        self._state = _State(left=state.left, spans=state.spans, summary=state.summary)
+        self._fingerprint = self._print([])
 
     def _is_prefix(self, messages: Sequence[Any]) -> bool:
         prefix = self._prefix or []
@@ -323,28 +330,32 @@ class Windowing:
                 texts.append(list(self._records.dialect.message_texts(message)))
         return sha256(json.dumps(texts).encode("ascii")).hexdigest()
 
-    def _load(self) -> None:
-        """What the last commit of any process left."""
-        known = self._books.read(_BOOK)
-        if not known:
+    def _load(self, rendered: Sequence[Any]) -> None:
+        """What the newest commit to this list left, of whichever process; all spans are told of in any case."""
+        contents = [posting.content for posting in self._books.read(_BOOK)]
+        self._begin_anew()
+        self._told_card, self._told_facts = Card(), frozenset()
+        if not contents:
             return
-        self._quality = [_Quality(**posting.content["quality"]) for posting in known]
-        content = known[-1].content
-        in_index = {*content["index"]}
-        spans = [Left(**posting.content["left"]) for posting in known]
+        self._quality = [_Quality(**content["quality"]) for content in contents]
+        in_index = {*contents[-1]["index"]}
+        spans = [Left(**content["left"]) for content in contents]
         self._state = _State(
-            start=content["start"],
-            pinned=tuple(content["pinned"]),
-            gone=frozenset(at for first, last in content["gone"] for at in range(first, last + 1)),
-            carried=content["carried"],
             left=tuple(one for one in spans if one.result_id in in_index),
             spans=len(spans),
-            summary=Summary(**content["summary"]),
-            turns=content["turns"],
+            summary=Summary(**contents[-1]["summary"]),
         )
-        self._fingerprint = content["print"]
-        self._told_card = self._carding.card_at(content["card_version"])
-        self._told_facts = frozenset(fact.id for fact in self._ledger.established(content["entries"])[1])
+        for content in reversed(contents):
+            start = content["start"]
+            if start > len(rendered) or self._print(rendered[:start]) != content["print"]:
+                continue
+            self._state.start, self._state.turns = start, content["turns"]
+            self._state.pinned, self._state.carried = tuple(content["pinned"]), content["carried"]
+            self._state.gone = frozenset(at for first, last in content["gone"] for at in range(first, last + 1))
+            self._fingerprint = content["print"]
+            self._told_card = self._carding.card_at(content["card_version"])
+            self._told_facts = frozenset(fact.id for fact in self._ledger.established(content["entries"])[1])
+            return
 
     # --- commits ---------------------------------------------------------------------------------------------------
 

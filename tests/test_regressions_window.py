@@ -223,6 +223,7 @@ def test_a_view_made_again_changes_nothing_and_a_view_handed_in_comes_back_as_it
         for _ in range(3):
             assert session.view(talk.messages) == view
         assert session.view(view) == view
+        assert session.view(talk.messages) == view, "the list goes on where it was"
         assert sqlite_desk.saved() == before
 
 
