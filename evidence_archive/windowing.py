@@ -159,7 +159,11 @@ class Windowing:
             WindowTooSmallError: what has to be shown does not fit; nothing was cut.
         """
         read = self._read(rendered)
-        self._settle(rendered, outage)
+        try:
+            self._settle(rendered, outage)
+        except EvidenceArchiveError as error:
+            self._records.trouble(error)
+            outage = True
         if outage:
             return self._cut(read)
         if self._is_due(read, is_cache_cold):

@@ -4,6 +4,7 @@ import json
 import random
 from typing import Any
 
+import doubles
 import pytest
 from conftest import Conversation, Desk
 from doubles import Characters, policy_of
@@ -264,6 +265,22 @@ def test_while_the_store_is_away_the_view_stays_in_its_budget_and_what_left_is_a
             view = session.view(talk.messages)
             checked(view, talk.messages)
         assert everything(session, view, talk.messages) == []
+
+
+def test_a_resumed_session_whose_books_cannot_be_read_is_shown_within_its_budget(
+    sqlite_desk: Desk, owner: Principal
+):
+    dice, talk = random.Random(11), Conversation()
+    for at in range(40):
+        turn(talk, dice, at)
+    with opened(sqlite_desk) as archive:
+        shown = archive.session("case", owner).view(talk.messages)
+    with doubles.opened(sqlite_desk, policy=window()) as archive:
+        session = archive.session("case", owner)
+        archive.flaky.fault = "posted"
+        assert size(session.view(talk.messages)) <= BUDGET
+        archive.flaky.fault = None
+        assert session.view(talk.messages) == shown
 
 
 def policy_with_short_waits() -> Any:
