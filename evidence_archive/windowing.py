@@ -27,6 +27,7 @@ from evidence_archive.matching import NOTE, Place
 from evidence_archive.model import SummaryQuality, WindowPolicy, format_result_id, text_of
 from evidence_archive.notes import SEARCH_TOOL
 from evidence_archive.records import Records, clone, rendering
+from evidence_archive.vault import SHREDDED
 from evidence_archive.window.card import Card
 from evidence_archive.window.carrying import Left, carried, indexed
 from evidence_archive.window.changing import card_changes, changes, fact_changes
@@ -681,8 +682,7 @@ class Windowing:
                 said.append(text)
             elif one.role == "user":
                 asked.append(text)
-        messages = self._records.timeline.messages  # the application's, with originals where they are at hand
-        whole = "\n".join(dialect.plain(messages[at]) for at in indexes)
+        whole = "\n".join(dialect.plain(self._original(at, read[at].message)) for at in indexes)
         return Span(
             whole,
             indexes[0] + 1,
@@ -693,6 +693,14 @@ class Windowing:
             list(references),
             sum(read[at].tokens for at in indexes),
         )
+
+    def _original(self, index: int, shown: Any) -> Any:
+        """A message as the application has it, with no note in it; what was shredded is not told any more."""
+        records = self._records
+        for place in records.timeline.by_index.get(index, ()):
+            if place.number is not None and records.facts_row(records.rows[place.number]).state == SHREDDED:
+                return shown
+        return records.timeline.messages[index]
 
 
 def _is_waiting(read: Sequence[_Read]) -> bool:

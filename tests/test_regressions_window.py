@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import Conversation, Desk
 from doubles import arguments, policy_of
-from test_session_window import BUDGET, NEVER, opened, size, turn, window
+from test_session_window import BUDGET, KEEPER, NEVER, opened, size, turn, window
 
 from evidence_archive import Principal
 from evidence_archive.window.costs import Prices, Rewrite
@@ -175,6 +175,30 @@ def test_turns_that_leave_have_their_entry_in_the_audit_log_and_their_line_in_vi
     assert ids
     assert [one for one in ids if f"> {one}: messages " not in carried(view)] == []
     assert set(ids) <= set(told)
+
+
+@pytest.mark.parametrize("shredded", [False, True])
+def test_summaries_are_made_from_originals_and_not_from_their_notes(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation, shredded: bool
+):
+    """D10"""
+    read: list[str] = []
+
+    class Reads:
+        def summarize(self, span: Any, earlier: Any, refused: str | None) -> str:
+            read.append(span.text)
+            return "conclusion: seen\nbasis: none\nunresolved: none\nreferences: none"
+
+    with opened(sqlite_desk, window(**EAGER)) as archive:
+        session = archive.session("case", owner, summarizer=Reads())
+        talk.tool("the middle line\n" * 40 + "only here: 4711\n" + "the middle line\n" * 40)
+        results(session, talk, 10)
+        assert "r1" in by_host(session)
+        if shredded:
+            archive.custody(KEEPER).shred(session_id="case", result_id="r1")
+        results(session, talk, 30)
+    assert read
+    assert ("only here: 4711" in "".join(read)) is not shredded
 
 
 @pytest.mark.parametrize(
