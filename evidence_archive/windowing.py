@@ -31,7 +31,7 @@ from evidence_archive.vault import SHREDDED
 from evidence_archive.window.card import Card
 from evidence_archive.window.carrying import Left, carried, indexed
 from evidence_archive.window.changing import card_changes, changes, fact_changes
-from evidence_archive.window.costs import Prices, Rewrite
+from evidence_archive.window.costs import Prices, Rewrite, cached_tokens
 from evidence_archive.window.describing import described
 from evidence_archive.window.fitting import kept
 from evidence_archive.window.summaries import Judge, Span, Summarizer, Summary, check_loss, summarised
@@ -137,6 +137,8 @@ class Windowing:
         self._quality: list[_Quality] = []
         self._reminded = 0
         """The newest result when the model was reminded last."""
+        self._sent: list[tuple[Any, int]] = []
+        """The last request, each message with its tokens."""
         self._prefix: list[Any] | None = None
         """The messages of the list that the state is about, as objects; ``None`` before it was looked up."""
 
@@ -172,10 +174,25 @@ class Windowing:
         view = self._list(read, self._state.pinned, self._state.start)
         tokens = self._tokens(read)
         said = self._changes(read, tokens)
-        self._records.log.info(
-            "evidence_archive.context_sent", messages=len(view), tokens=tokens, left_out=len(read) - len(view)
-        )
+        self._tell_sent(read, view, tokens)
         return [*view, *said]
+
+    def _tell_sent(self, read: Sequence[_Read], view: Sequence[Any], tokens: int) -> None:
+        """Say what is sent, and what of the last request a provider has to read anew because it changed."""
+        known = {id(one.message): one.tokens for one in read}
+        sent = [(message, known.get(id(message), self._carried_tokens())) for message in view]
+        cached = cached_tokens(self._sent, sent)
+        changed = cached < sum(size for _, size in self._sent)
+        anew = tokens - cached if changed else 0
+        self._sent = sent
+        self._records.log.info(
+            "evidence_archive.context_sent",
+            messages=len(view),
+            tokens=tokens,
+            left_out=len(read) - len(view),
+            cached_tokens=cached,
+            rewrite_cost=round(Rewrite(0, anew).cost(self._prices), 6),
+        )
 
     # --- the list --------------------------------------------------------------------------------------------------
 

@@ -338,6 +338,31 @@ def test_one_small_early_result_is_not_worth_breaking_the_cache_and_many_large_o
         assert len(by_host(session)) >= 3 * session.stats().batches > 0
 
 
+def test_what_a_change_did_cost_is_told_and_nothing_is_where_nothing_changed(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation, caplog: pytest.LogCaptureFixture
+):
+    """E4"""
+    caplog.set_level("INFO", "evidence_archive")
+
+    def cost() -> float:
+        told = [one for one in caplog.records if one.getMessage() == "evidence_archive.context_sent"]
+        return float(vars(told[-1])["rewrite_cost"])
+
+    with opened(sqlite_desk, window(window_tokens_max=20_000)) as archive:
+        session = archive.session("case", owner)
+        costs = []
+        for at in range(8):
+            results(session, talk, 1, text=f"{at} {FINDING}")
+            costs.append(cost())
+        assert costs == [0.0] * 8
+        session.archive([("r1", "n")])
+        view = session.view(talk.messages)
+        behind = size(view) - size(view[:2])
+        assert cost() == pytest.approx(behind * (3.0 - 0.3) / 1_000_000, abs=1e-6)
+        session.view(talk.messages)
+        assert cost() == 0.0
+
+
 def test_what_a_change_costs_and_saves_is_known_before_it_is_made():
     """E4"""
     small_and_early, large = Rewrite(150, 3_000), Rewrite(30_000, 3_000)
