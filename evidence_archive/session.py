@@ -168,9 +168,7 @@ class Session:
                 self._outage = True
                 return self._fitted(self._outage_view(), outage=True)
             self._report()
-            return self._fitted(
-                self._rendered_view(), is_cache_cold=is_cache_cold, wait_ms=self._left_ms(began_ms)
-            )
+            return self._fitted(self._rendered_view(), is_cache_cold=is_cache_cold, wait_ms=self._left_ms(began_ms))
 
     def _left_ms(self, began_ms: int) -> int:
         """How long a view that began then may still wait for the store; at least for as long as one try takes."""

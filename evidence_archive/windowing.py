@@ -174,6 +174,8 @@ class Windowing:
         view = self._list(read, self._state.pinned, self._state.start)
         tokens = self._tokens(read)
         said = self._changes(read, tokens)
+        if is_cache_cold:
+            self._sent = []
         self._tell_sent(read, view, tokens)
         return [*view, *said]
 
@@ -400,7 +402,9 @@ class Windowing:
         if not self._fits(read):
             return True
         if is_cache_cold and self._tokens(read) > self._policy.low * self._policy.window_tokens_max:
-            return bool(self._marks(self._policy.keep_turns))
+            marks = self._marks(self._policy.keep_turns)
+            if marks and self._rewrite(read, marks).cold.pays(self._prices, self._policy.horizon_requests):
+                return True
         if self._tokens(read) < self._policy.high * self._policy.window_tokens_max:
             return False
         if self._records.timeline.turns - self._state.turns < self._policy.cooldown_turns:
@@ -473,7 +477,8 @@ class Windowing:
         changed = (at for at, (old, new) in enumerate(zip(before, after, strict=False)) if old is not new)
         same = {id(message) for message in after[: next(changed, len(after))]}
         ahead = sum(one.tokens for one in read if id(one.message) in same)
-        rewrite = Rewrite(before_tokens - tokens, 0 if is_cache_cold else tokens - ahead)
+        rewrite = Rewrite(before_tokens - tokens, tokens - ahead)
+        rewrite = rewrite.cold if is_cache_cold else rewrite
         self._records.log.info(
             "evidence_archive.context_compressed",
             forced=is_forced,

@@ -267,9 +267,7 @@ def test_while_the_store_is_away_the_view_stays_in_its_budget_and_what_left_is_a
         assert everything(session, view, talk.messages) == []
 
 
-def test_a_resumed_session_whose_books_cannot_be_read_is_shown_within_its_budget(
-    sqlite_desk: Desk, owner: Principal
-):
+def test_a_resumed_session_whose_books_cannot_be_read_is_shown_within_its_budget(sqlite_desk: Desk, owner: Principal):
     dice, talk = random.Random(11), Conversation()
     for at in range(40):
         turn(talk, dice, at)
