@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from conftest import Conversation, Desk
 from doubles import arguments, policy_of
+from structlog.testing import capture_logs
 from test_session_window import BUDGET, KEEPER, NEVER, opened, size, turn, window
 
 from evidence_archive import Principal
@@ -294,12 +295,12 @@ def test_must_fail_control_a_window_that_slides_with_every_turn_breaks_the_prefi
     """E1: the control"""
     leave = Windowing._leave
 
-    def sliding(self: Any, read: Any) -> None:
+    def sliding(self: Any, *given: Any) -> Any:
         monkeypatch.setattr("evidence_archive.windowing.FREED_SHARE", 0.0)
-        leave(self, read)
+        return leave(self, *given)
 
     monkeypatch.setattr(Windowing, "_leave", sliding)
-    monkeypatch.setattr(Windowing, "_is_due", lambda self, read: len(read) > 20)
+    monkeypatch.setattr(Windowing, "_is_due", lambda self, read, *_: len(read) > 20)
     assert rewritten(sqlite_desk, owner) > 60
 
 
@@ -339,16 +340,15 @@ def test_one_small_early_result_is_not_worth_breaking_the_cache_and_many_large_o
 
 
 def test_what_a_change_did_cost_is_told_and_nothing_is_where_nothing_changed(
-    sqlite_desk: Desk, owner: Principal, talk: Conversation, caplog: pytest.LogCaptureFixture
+    sqlite_desk: Desk, owner: Principal, talk: Conversation
 ):
     """E4"""
-    caplog.set_level("INFO", "evidence_archive")
 
     def cost() -> float:
-        told = [one for one in caplog.records if one.getMessage() == "evidence_archive.context_sent"]
-        return float(vars(told[-1])["rewrite_cost"])
+        told = [one for one in events if one["event"] == "evidence_archive.context_sent"]
+        return float(told[-1]["rewrite_cost"])
 
-    with opened(sqlite_desk, window(window_tokens_max=20_000)) as archive:
+    with opened(sqlite_desk, window(window_tokens_max=20_000)) as archive, capture_logs() as events:
         session = archive.session("case", owner)
         costs = []
         for at in range(8):

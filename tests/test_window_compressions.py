@@ -10,7 +10,7 @@ from conftest import Conversation, Desk
 from doubles import Characters, policy_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_window_summaries import span_of
+from test_window_summaries import kept_of, span_of
 
 from evidence_archive import Principal, windowing
 from evidence_archive.window.card import Card, changed, parse_changes
@@ -81,7 +81,7 @@ def compressed(summarizer: Any, *, naive: bool = False) -> tuple[list[str], Summ
 def test_a_forgetful_summariser_is_believed_to_the_end_and_loses_nothing():
     forgetful = Forgetful()
     wanted, summary = compressed(forgetful)
-    assert [point for point in wanted if point not in summary.text()] == []
+    assert [point for point in wanted if point not in kept_of(summary)] == []
     assert (summary.made_by, forgetful.asked) == ("summarizer", TIMES), "what is carried over is not its doing"
 
 
@@ -89,19 +89,19 @@ def test_a_forgetful_summariser_is_believed_to_the_end_and_loses_nothing():
 @given(st.integers(0, 2**32))
 def test_whatever_goes_wrong_in_between_nothing_is_lost_and_nothing_is_carried_twice(seed: int):
     wanted, summary = compressed(Unreliable(random.Random(seed)))
-    assert [point for point in wanted if point not in summary.text()] == []
+    assert [point for point in wanted if point not in kept_of(summary)] == []
     assert len(set(summary.carried)) == len(summary.carried)
 
 
 def test_without_a_summariser_nothing_is_lost():
     wanted, summary = compressed(None)
-    assert [point for point in wanted if point not in summary.text()] == []
+    assert [point for point in wanted if point not in kept_of(summary)] == []
 
 
 @pytest.mark.parametrize("summarizer", [Forgetful(), None])
 def test_must_fail_control_summaries_of_the_turn_alone_lose_all_but_the_last(summarizer: Any):
     wanted, summary = compressed(summarizer, naive=True)
-    assert len([point for point in wanted if point not in summary.text()]) >= 2 * TIMES - 2
+    assert len([point for point in wanted if point not in kept_of(summary)]) >= 2 * TIMES - 2
 
 
 def test_what_was_carried_over_is_not_read_as_a_part_of_the_next_summary():
@@ -158,7 +158,7 @@ def test_after_twenty_commits_the_newest_summary_names_every_decision_that_was_c
 ):
     newest = tasked(sqlite_desk, owner, 20, lambda view, wanted: None)
     decided = [f"use mirror {at:02}" for at in range(1, 20)]
-    assert [point for point in decided if point not in newest.text()] == []
+    assert [point for point in decided if point not in kept_of(newest)] == []
 
 
 def test_must_fail_control_a_window_whose_summaries_carry_nothing_over_loses_open_points(
