@@ -485,12 +485,17 @@ def canaries(talk: Conversation) -> list[str]:
     return words
 
 
-def spoken(caplog: pytest.LogCaptureFixture) -> str:
-    return "\n".join(f"{record.getMessage()} {vars(record)}" for record in caplog.records)
+def spoken(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> str:
+    """What was logged: events are printed, unless the process hands them to ``logging``."""
+    records = [f"{record.getMessage()} {vars(record)}" for record in caplog.records]
+    return "\n".join([*records, *capsys.readouterr()])
 
 
 def test_no_canary_is_in_the_store_or_in_a_log(
-    sqlite_desk: Desk, talk: Conversation, caplog: pytest.LogCaptureFixture
+    sqlite_desk: Desk,
+    talk: Conversation,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ):
     caplog.set_level(logging.DEBUG)
     words = canaries(talk)
@@ -501,8 +506,10 @@ def test_no_canary_is_in_the_store_or_in_a_log(
             assert all(word in "".join(read(session, at + 1)) for word in words[:3])
             talk.tool(f"{at} {LONG}")
             talk.say(words[at % 5])
-        assert found(sqlite_desk, spoken(caplog), words) == set()
-    assert found(sqlite_desk, spoken(caplog), words) == set()
+        said = spoken(caplog, capsys)
+        assert "evidence_archive.context_sent" in said
+        assert found(sqlite_desk, said, words) == set()
+    assert found(sqlite_desk, spoken(caplog, capsys), words) == set()
 
 
 @pytest.mark.parametrize("packed", [False, True])
