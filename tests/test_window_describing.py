@@ -82,3 +82,18 @@ def test_names_are_few_and_stand_in_the_text(text: str) -> None:
 def test_names_on_lines_that_speak_of_errors_come_first() -> None:
     text = "".join(f"OPS-{at} is fine\n" for at in range(100)) + "error in OPS-777\n"
     assert identifiers(text)[0] == "OPS-777"
+
+
+@pytest.mark.parametrize("text", ["see ../src/a.py and ./b.txt, --to=/etc/c.conf (d/e.rs:7)"])
+def test_a_path_is_named_as_a_whole(text: str) -> None:
+    assert identifiers(text) == ["../src/a.py", "./b.txt", "/etc/c.conf", "d/e.rs:7"]
+
+
+@pytest.mark.parametrize("piece", ["./a-", "-/a", "-a", "a/", "../", "/.", "id ", "a1-"])
+def test_a_megabyte_made_to_be_looked_through_again_and_again_is_described(piece: str) -> None:
+    assert len(note(piece * (1_000_000 // len(piece)))) <= 1_000
+
+
+@pytest.mark.parametrize("text", ["a,b\n" + "x" * 200_000 + "\nc,d\n", "{" * 100_000, "[" + "9" * 5_000 + "]"])
+def test_what_no_reader_of_data_takes_is_described_as_text(text: str) -> None:
+    assert "Begins: " in note(text)

@@ -38,12 +38,13 @@ _OUTCOMES = (
 
 _ERROR = re.compile(r"\b(?:error|exception|traceback|fatal|panic|fail(?:ed|ure|ures)?)\b", re.IGNORECASE)
 _WARNING = re.compile(r"\bwarn(?:ing|ings)?\b", re.IGNORECASE)
-# What people and programs name things by: UUIDs, long hex, ticket numbers, paths with a file, times.
+# What people and programs name things by: UUIDs, long hex, ticket numbers, paths with a file, times. Nothing of it
+# begins in the middle of what it could run through, so that the time it takes grows with the text alone.
 _IDENTIFIER = re.compile(
     r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"
     r"|\b\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d)?(?:\.\d+)?Z?\b"
     r"|\b[A-Z][A-Z0-9]{1,9}-\d{1,8}\b"
-    r"|(?<![\w/])(?:/|\./|[\w-]+/)(?:[\w.-]+/)*[\w-]+\.\w{1,8}(?::\d+)?\b"
+    r"|(?<![\w./-])(?:\.{0,2}/|[\w-]+/)(?:[\w.-]+/)*[\w-]+\.\w{1,8}(?::\d+)?\b"
     r"|\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,64}\b"
     r"|\b[A-Za-z][A-Za-z_]*[_-]?(?:id|ID|Id)[=: ]+[\w-]{2,40}\b"
 )
@@ -130,7 +131,10 @@ def _table_shape(lines: list[str]) -> str:
     if len(filled) < 3:
         return ""
     for delimiter in ("\t", ",", ";", "|"):
-        rows = [next(csv.reader([line.strip().strip("|")], delimiter=delimiter), []) for line in islice(filled, 50)]
+        try:
+            rows = [next(csv.reader([row.strip().strip("|")], delimiter=delimiter), []) for row in islice(filled, 50)]
+        except csv.Error:  # a cell longer than that module reads
+            return ""
         width = len(rows[0])
         names = [name.strip() for name in rows[0]]
         if width > 1 and all(len(row) == width for row in rows) and all(names) and len(set(names)) == width:
