@@ -90,6 +90,18 @@ def test_a_refused_summary_is_asked_for_once_more_with_the_reason_and_then_made_
     assert summary_of(span_of("Shard 7 is slow."), None)[0] == summary
 
 
+def test_a_summariser_that_raises_is_asked_once_more_and_then_replaced() -> None:
+    class Away:
+        def summarize(self, span: Span, earlier: Sequence[Summary], refused: str | None) -> str:
+            raise TimeoutError("what somebody else's server says")
+
+    summary, refusals = summary_of(span_of("Shard 7 is slow."), Away())
+    assert (summary, refusals) == (
+        plain_summary(span_of("Shard 7 is slow.")),
+        ["The summariser raised an error."] * 2,
+    )
+
+
 @pytest.mark.parametrize(("tokens", "tokens_max"), [(50, 900), (1_000, 50)])
 def test_a_summary_that_is_not_smaller_is_refused(tokens: int, tokens_max: int) -> None:
     summary, refusals = summary_of(span_of("So.", tokens=tokens), Scripted(GOOD, GOOD), tokens_max=tokens_max)
@@ -207,3 +219,8 @@ def test_loss_counts_what_the_model_said_and_its_summary_does_not() -> None:
     assert loss.unresolved == (1, 1)
     assert loss.rate == pytest.approx(3 / 6)
     assert check_loss(span_of("fine"), summary).rate == 0
+
+
+@pytest.mark.parametrize("piece", ["-a", "/a", "./a-", "a."])
+def test_loss_of_a_megabyte_made_to_be_looked_through_again_and_again_is_counted(piece: str) -> None:
+    assert check_loss(span_of(piece * (1_000_000 // len(piece))), Summary([], [], [], [])).numbers == (0, 0)

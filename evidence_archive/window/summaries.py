@@ -169,7 +169,7 @@ def summarised(
     Args:
         span: turns that leave the window.
         earlier: the summaries that this one replaces, oldest first; their key entries are carried over.
-        summarizer: is asked up to twice; ``None`` for the deterministic summary at once.
+        summarizer: is asked up to twice, whatever it raises; ``None`` for the deterministic summary at once.
         count: tokens of a text.
         tokens_max: bound on the summary without what it carries over.
         keys: entries that are carried over, too, such as confirmed decisions of the card.
@@ -267,7 +267,7 @@ class Loss:
 
 
 _NUMBER = re.compile(r"(?<![\w.-])\d+(?:[.,]\d+)*(?![\w])")
-_NAME = re.compile(r"\b(?:[A-Z][A-Z0-9]{1,9}-\d+|r[1-9]\d*|[\w./-]+\.\w{1,5}|[0-9a-f]{7,40})\b")
+_NAME = re.compile(r"\b(?:[A-Z][A-Z0-9]{1,9}-\d+|r[1-9]\d*|[0-9a-f]{7,40})\b|(?<![\w./-])[\w./-]+\.\w{1,5}\b")
 
 
 class Judge(Protocol):
