@@ -507,6 +507,9 @@ class Windowing:
         except BatchRejectedError as error:
             self._archiving.rejected(error, None)
             return False
+        except EvidenceArchiveError as error:
+            self._records.trouble(error)
+            return False
         return True
 
     def _leave(self, read: list[_Read], render: Callable[[], list[Any]]) -> list[_Read]:
@@ -572,6 +575,9 @@ class Windowing:
                 return False
             fit = {target.result_id for target in error.targets if target.status == "ok"}
             return self._gone([item for item in items if item.id in fit])
+        except EvidenceArchiveError as error:
+            self._records.trouble(error)
+            return False
         return True
 
     def _line(self, at: int, message: Any) -> str:
