@@ -64,9 +64,9 @@ def parse_reference(text: object) -> Reference:
     head, has_part, part = text.partition("#")
     if head.startswith(_ARTIFACT):
         name = head.removeprefix(_ARTIFACT)
-        if len(name) > ARTIFACT_CHARS_MAX or _NAME.fullmatch(name) is None:
+        if len(name) > ARTIFACT_CHARS_MAX or _NAME.fullmatch(name) is None or not name.isprintable():
             raise FormatError(
-                f"An artifact has a name of up to {ARTIFACT_CHARS_MAX} characters without blanks: artifact:a/b.md."
+                f"An artifact has a name of up to {ARTIFACT_CHARS_MAX} characters that can be seen: artifact:a/b.md."
             )
         found = Reference(None, name, _selector(part) if has_part else WHOLE)
     else:
