@@ -5,7 +5,7 @@
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from evidence_archive.errors import FormatError
 from evidence_archive.excerpt import WHOLE, Selector, parse_selector
@@ -35,8 +35,8 @@ class Reference:
     """
 
     number: int | None
-    artifact: str | None = None
-    selector: Selector = WHOLE
+    artifact: str | None = field(default=None, repr=False)
+    selector: Selector = field(default=WHOLE, repr=False)
 
     def __str__(self) -> str:
         """The one text of this reference."""
@@ -75,7 +75,7 @@ def parse_reference(text: object) -> Reference:
         except FormatError:
             raise FormatError(_FORMS) from None
     if str(found) != text:
-        raise FormatError(f"Write this reference as {found}.")
+        raise FormatError("A reference is written in one way: one line as L40, numbers without zeros before them.")
     return found
 
 

@@ -5,6 +5,7 @@ any of these but ``done`` to ``dropped``, with a reason; a jump is refused and t
 next. A decision carries its reason and at least one reference. Every change is told as a difference.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +30,8 @@ KINDS: Mapping[str, str] = {"decision": "d", "step": "s", "blocker": "b"}
 """What an item can be, and the letter its id begins with."""
 
 STATES = ("draft", "confirmed", "in_progress", "done", "dropped")
+
+_ID = re.compile(f"[{''.join(KINDS.values())}][1-9][0-9]{{0,8}}", re.ASCII)
 
 _NEXT = {"draft": "confirmed", "confirmed": "in_progress", "in_progress": "done"}
 
@@ -193,9 +196,8 @@ def _parsed(change: object) -> dict[str, Any]:
     given = {name: value for name, value in change.items() if value is not None}
     for asked, others in _GOES_WITH.items():
         if asked in given:
-            unknown = sorted(str(name) for name in given.keys() - {asked, *others})
-            if unknown:
-                raise FormatError(f"{asked} does not go with {', '.join(unknown)[:100]}.")
+            if given.keys() - {asked, *others}:
+                raise FormatError(f"{asked} goes with {', '.join(others) or 'nothing else'}.")
             break
     else:
         raise FormatError("a change has a goal, an add, or an id.")
@@ -212,7 +214,9 @@ def _parsed(change: object) -> dict[str, Any]:
     to = given.get("to")
     if to is not None and (not isinstance(to, str) or to not in STATES[1:]):
         raise FormatError(f"to is one of {', '.join(STATES[1:])}.")
-    return {"id": _text(given["id"], "id"), "to": to, **shared}
+    if _ID.fullmatch(_text(given["id"], "id")) is None:
+        raise FormatError("id is that of an item, such as s1.")
+    return {"id": given["id"], "to": to, **shared}
 
 
 def _text(value: object, what: str) -> str:
