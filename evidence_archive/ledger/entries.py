@@ -30,10 +30,10 @@ class Source:
         original_sha256: of the exact bytes of the whole original, in hex.
     """
 
-    reference: str
+    reference: str = field(repr=False)
     result_id: str
-    sha256: str
-    original_sha256: str
+    sha256: str = field(repr=False)
+    original_sha256: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class Artifact:
         size_bytes: of them.
     """
 
-    name: str
+    name: str = field(repr=False)
     result_id: str
-    sha256: str
+    sha256: str = field(repr=False)
     size_bytes: int
 
 
@@ -79,7 +79,7 @@ class Outcome:
         details: what it compared, in one line.
     """
 
-    check: str
+    check: str = field(repr=False)
     details: str = field(repr=False)
 
 
@@ -152,7 +152,7 @@ class Books:
         disagreeing: facts that did not agree with their sources when the books were reconciled last.
     """
 
-    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict, repr=False)
     claims: Mapping[str, Claim] = field(default_factory=dict)
     facts: Mapping[str, Fact] = field(default_factory=dict)
     periods: Mapping[str, Period] = field(default_factory=dict)

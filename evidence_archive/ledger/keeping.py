@@ -7,7 +7,7 @@ is still in view is kept as an original first, so that a fact never points at wh
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -52,7 +52,7 @@ class Disagreement:
 
     fact_id: str
     is_key: bool
-    why: str
+    why: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
