@@ -957,8 +957,8 @@ _POLICY = (
     Mutation(
         "policy: a limit has no upper bound",
         "policy_file.py",
-        "ge=low, le=high",
-        "ge=low",
+        "default=getattr(Limits(), name), ge=low, le=high",
+        "default=getattr(Limits(), name), ge=low",
         "tests/test_policy.py::test_limits_are_those_of_the_vocabulary_with_the_bounds_around_the_defaults",
     ),
     Mutation(
@@ -1353,10 +1353,10 @@ _CUSTODY = (
     Mutation(
         "custody: a batch is held against the quota before it is counted",
         "archiving.py",
-        "            custody = self._records.vault.counted(writer, len(kept), sum(row.size_bytes for row in kept))\n"
+        "            custody = self._records.vault.counted(writer, len(new), sum(row.size_bytes for row in new))\n"
         "            self._refuse_over_quota(custody)\n",
         "            self._refuse_over_quota(writer.custody() or CustodyRow(0, 0, 0))\n"
-        "            self._records.vault.counted(writer, len(kept), sum(row.size_bytes for row in kept))\n",
+        "            self._records.vault.counted(writer, len(new), sum(row.size_bytes for row in new))\n",
         "tests/test_disposal.py::test_a_batch_over_the_quota_is_rejected_whole_and_nothing_is_evicted[sqlite]",
     ),
 )
@@ -1638,6 +1638,234 @@ _COPIES = (
     ),
 )
 
+_BOOKS = (
+    *(
+        Mutation(
+            f"books: a posting is not bound to its {what}",
+            "books.py",
+            "ce(vault.deployment, vault.org, scope_id, book, seq)",
+            f"ce(vault.deployment, vault.org, {rest})",
+            "tests/test_books.py::test_a_posting_stands_only_in_its_own_place[sqlite]",
+        )
+        for what, rest in {"session": "book, seq", "book": "scope_id, seq", "number": "scope_id, book"}.items()
+    ),
+    Mutation(
+        "books: postings that are gone are not counted",
+        "books.py",
+        "if reader.posted(session.scope_id, book) != (count, count):",
+        "if False:",
+        "tests/test_books.py::"
+        "test_a_posting_that_was_removed_past_all_that_is_noticed_by_whoever_reads_or_posts[sqlite-3]",
+    ),
+    Mutation(
+        "books: what is known is not looked at again",
+        "books.py",
+        "if last is not None and reader.postings(session.scope_id, book, last.seq - 1, 1) != [last]:",
+        "if False:",
+        "tests/test_books.py::test_a_store_that_was_put_back_and_written_since_is_read_anew[sqlite]",
+    ),
+    Mutation(
+        "books: a decision looks at what was known before",
+        "books.py",
+        "            known = self._read_on(writer, row, book)\n            contents",
+        "            known = self._known.setdefault(book, ([], None))[0]\n            contents",
+        "tests/test_books.py::test_a_decision_sees_all_that_was_put_down_and_what_it_raises_changes_nothing[sqlite]",
+    ),
+    Mutation(
+        "books: a posting is not in the log",
+        "books.py",
+        "            writer.append([records.leaf(audit.BOOK_POSTED, details=details)])\n",
+        "",
+        "tests/test_books.py::test_every_posting_is_in_the_log_by_its_digest_and_nothing_of_what_it_says[sqlite]",
+    ),
+    Mutation(
+        "card: a call that is answered again changes more",
+        "carding.py",
+        "if call is not None and posting.content ==",
+        "if call is None and posting.content ==",
+        "tests/test_session_card.py::test_a_call_that_is_answered_once_more_changes_nothing_more[sqlite]",
+    ),
+    Mutation(
+        "card: a decision refers to what was never issued",
+        "carding.py",
+        "if reference.number is not None and reference.number not in self._records.rows:",
+        "if False:",
+        "tests/test_session_card.py::"
+        "test_what_cannot_be_changes_nothing_and_says_what_can[sqlite-changes4-no result r99]",
+    ),
+    Mutation(
+        "card: an item jumps",
+        "window/card.py",
+        "    if to != following:\n",
+        "    if following is None:\n",
+        "tests/test_window_card.py::test_only_the_next_state_and_dropped_can_be_reached_and_a_refusal_says_what_can",
+    ),
+    Mutation(
+        "card: the goal is written again",
+        "window/card.py",
+        "if goal is not None:",
+        "if False:",
+        "tests/test_window_card.py::test_what_cannot_be_done_changes_nothing_and_says_why",
+    ),
+    Mutation(
+        "card: a decision without evidence",
+        "window/card.py",
+        'if kind == "decision" and (change["reason"] is None or not references):',
+        'if kind == "decision" and change["reason"] is None:',
+        "tests/test_window_card.py::test_what_cannot_be_done_changes_nothing_and_says_why",
+    ),
+    Mutation(
+        "ledger: what a check does not say is a fact",
+        "ledger/keeping.py",
+        "if not isinstance(outcome, Outcome):",
+        "outcome = outcome or Outcome('', '')\n            if False:",
+        "tests/test_ledger.py::test_what_no_check_passes_stays_a_claim[sqlite]",
+    ),
+    Mutation(
+        "ledger: a claim of another ledger becomes a fact",
+        "ledger/keeping.py",
+        "if books.claims.get(claim.id) != claim:",
+        "if False:",
+        "tests/test_ledger.py::test_a_claim_of_another_session_is_no_claim_here[sqlite]",
+    ),
+    Mutation(
+        "ledger: a fact that was superseded is superseded again",
+        "ledger/keeping.py",
+        "supersedes not in books.facts or not books.facts[supersedes].is_current",
+        "supersedes not in books.facts",
+        "tests/test_ledger.py::test_5_a_superseded_fact_is_still_there_and_can_be_rolled_back[sqlite]",
+    ),
+    Mutation(
+        "ledger: key facts are not read again",
+        "ledger/keeping.py",
+        "why = self._disagrees(fact) if is_strong else",
+        "why = None if is_strong else",
+        "tests/test_ledger.py::test_4_an_original_that_was_changed_is_reported_by_the_next_reconcile[sqlite-0.3]",
+    ),
+    Mutation(
+        "ledger: the books close over a key fact that does not agree",
+        "ledger/keeping.py",
+        "            if wrong:\n",
+        "            if False:\n",
+        "tests/test_ledger.py::test_4_an_original_that_was_changed_is_reported_by_the_next_reconcile[sqlite-0.3]",
+    ),
+    Mutation(
+        "ledger: what does not agree enters the balance",
+        "ledger/keeping.py",
+        "for fact in books.current() if fact.id not in disagreeing]",
+        "for fact in books.current()]",
+        "tests/test_ledger.py::test_a_shredded_source_is_told_and_its_fact_does_not_enter_the_next_balance[sqlite]",
+    ),
+    Mutation(
+        "ledger: what is kept for a fact loses its labels",
+        "ledger/keeping.py",
+        'f"what {format_result_id(number)} says", sensitivity)',
+        'f"what {format_result_id(number)} says")',
+        "tests/attacks/test_rules_window.py::"
+        "test_what_is_kept_for_a_fact_is_under_the_rules_of_what_it_is_made_from[sqlite]",
+    ),
+    Mutation(
+        "search: whoever asks finds all",
+        "searching.py",
+        "if not vault.may_restore(self._records.principal, session.subject, now, now):",
+        "if False:",
+        "tests/test_session_search.py::test_what_may_not_be_restored_is_not_found[sqlite]",
+    ),
+    Mutation(
+        "search: it is not in the log",
+        "searching.py",
+        "            writer.append([leaf])\n",
+        "",
+        "tests/test_session_search.py::test_a_model_gets_lines_it_can_ask_for_and_the_search_is_in_the_log[sqlite]",
+    ),
+    Mutation(
+        "search: lines stand in an answer as they are",
+        "notes.py",
+        "{_in_line(excerpt, 400, _UNFIT_IN_SENTENCE)}",
+        "{excerpt}",
+        "tests/test_session_search.py::test_words_of_a_hit_cannot_pass_for_ours",
+    ),
+    Mutation(
+        "window: protected evidence leaves with its turn",
+        "windowing.py",
+        "            staying=self._staying(),\n",
+        "            staying=(),\n",
+        "tests/test_session_window.py::test_what_a_policy_protects_stays_in_view_however_old_it_is_with_its_call",
+    ),
+    Mutation(
+        "window: turns leave and are archived nowhere",
+        "windowing.py",
+        "        if outside:\n            self._keep",
+        "        if not outside:\n            self._keep",
+        "tests/attacks/test_rules_window.py::test_a_span_is_under_the_rules_of_every_result_in_it[sqlite]",
+    ),
+    Mutation(
+        "window: a span loses the labels of what is in it",
+        "windowing.py",
+        'Kept("span", "\\n".join(lines), line, sensitivity)',
+        'Kept("span", "\\n".join(lines), line)',
+        "tests/attacks/test_rules_window.py::test_a_span_is_under_the_rules_of_every_result_in_it[sqlite]",
+    ),
+    Mutation(
+        "window: what is carried is not cleaned",
+        "window/carrying.py",
+        "for line in clean(entry).split",
+        "for line in entry.split",
+        "tests/test_window_carrying.py::test_words_of_others_cannot_pass_for_ours",
+    ),
+    Mutation(
+        "window: what is carried is not quoted",
+        "window/carrying.py",
+        'f"> {line}" for line in clean',
+        'f"{line}" for line in clean',
+        "tests/test_window_carrying.py::test_words_of_others_cannot_pass_for_ours",
+    ),
+    Mutation(
+        "window: what changed is not cleaned",
+        "window/changing.py",
+        "for part in clean(line).split",
+        "for part in line.split",
+        "tests/attacks/test_injection_window.py::"
+        "test_no_text_is_taken_for_ours_on_cards_in_facts_summaries_and_searches_and_all_comes_back"
+        "[a hidden character]",
+    ),
+    Mutation(
+        "window: a summary is larger than its span",
+        "window/summaries.py",
+        "if tokens >= span.tokens or tokens > tokens_max:",
+        "if tokens > tokens_max:",
+        "tests/test_window_summaries.py::test_a_summary_that_is_not_smaller_is_refused",
+    ),
+    Mutation(
+        "window: open points wear away",
+        "window/summaries.py",
+        "replace(parse_summary(answer), carried=carried)",
+        "replace(parse_summary(answer), carried=())",
+        "tests/test_window_summaries.py::test_fifty_compressions_lose_no_open_point_and_no_confirmed_decision",
+    ),
+    Mutation(
+        "window: a summariser that raises ends the view",
+        "window/summaries.py",
+        "        except Exception:  #",
+        "        except ZeroDivisionError:  #",
+        "tests/test_window_summaries.py::test_a_summariser_that_raises_is_asked_once_more_and_then_replaced",
+    ),
+    Mutation(
+        "references: one place is written in two ways",
+        "references.py",
+        "if str(found) != text:",
+        "if False:",
+        "tests/test_references.py::test_what_is_no_reference_is_refused_in_one_sentence",
+    ),
+    Mutation(
+        "references: a name hides characters",
+        "references.py",
+        " or not name.isprintable():",
+        ":",
+        "tests/test_references.py::test_what_is_no_reference_is_refused_in_one_sentence",
+    ),
+)
+
 MUTATIONS = (
     *_SEALING,
     *_ROWS,
@@ -1650,4 +1878,5 @@ MUTATIONS = (
     *_CUSTODY,
     *_PROOF,
     *_COPIES,
+    *_BOOKS,
 )

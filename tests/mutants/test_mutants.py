@@ -18,7 +18,10 @@ sys.path.append(os.path.dirname(__file__))
 from mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
-PURE = ("access", "checkpoint", "envelope", "keyring", "model", "policy", "proof")
+PURE = (
+    *("access", "checkpoint", "envelope", "keyring", "model", "policy", "proof", "references"),
+    *("window_card", "window_carrying", "window_summaries"),
+)
 """What is tested without a store; ``tests/conftest.py``, which takes most of a short run, is then left out."""
 
 SECONDS_MAX = 300
