@@ -25,7 +25,7 @@ from evidence_archive.ledger.entries import Fact
 from evidence_archive.ledger.keeping import Ledger
 from evidence_archive.matching import NOTE, Place
 from evidence_archive.model import SummaryQuality, WindowPolicy, format_result_id, text_of
-from evidence_archive.notes import SEARCH_TOOL
+from evidence_archive.notes import SEARCH_TOOL, clean_name
 from evidence_archive.records import Records, clone, rendering
 from evidence_archive.vault import SHREDDED
 from evidence_archive.window.card import Card
@@ -701,7 +701,8 @@ class Windowing:
         for at in indexes:
             one = read[at]
             for call in one.reading.calls:
-                tools[call.name] = tools.get(call.name, 0) + 1
+                name = clean_name(call.name)
+                tools[name] = tools.get(name, 0) + 1
             for place in self._records.timeline.by_index.get(at, ()):
                 if place.number is not None:
                     references.setdefault(format_result_id(place.number))

@@ -178,6 +178,21 @@ def test_fifty_compressions_lose_no_open_point_and_no_confirmed_decision(forgets
     assert [point for point in wanted if point not in kept_of(summary)] == []
 
 
+def test_what_is_carried_over_is_bounded_the_newest_of_it_and_refuses_no_summariser() -> None:
+    class Asks:
+        def summarize(self, span: Span, earlier: Sequence[Summary], refused: str | None) -> str:
+            return f"conclusion: fine\nbasis: none\nunresolved: {span.said[0]}\nreferences: none"
+
+    summary = None
+    for at in range(1_000):
+        summary, refusals = summary_of(span_of(f"what of {at}? {'x' * 200}"), Asks(), [summary] if summary else [])
+        assert refusals == []
+    assert summary is not None
+    assert sum(len(point) for point in summary.carried) <= 32 * 1024
+    assert "what of 998?" in summary.text()
+    assert "what of 3?" not in summary.text()
+
+
 def test_must_fail_control_without_carrying_over_fifty_compressions_wear_facts_away() -> None:
     wanted, summary = compressed(50, None, carry=False)
     assert len([point for point in wanted if point not in kept_of(summary)]) > 90

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from conftest import Conversation, Desk
 from doubles import Characters, policy_of
+from test_session_window import everything
 
 from evidence_archive import Archive, FormatError, NotAvailableError, Principal
 from evidence_archive.archiving import Archiving, Kept
+from evidence_archive.books import POSTING_BYTES_MAX, Books
 from evidence_archive.ledger.checks import quotes
 from evidence_archive.records import Records
 
@@ -141,3 +143,20 @@ def test_a_card_refers_to_nothing_of_another_session(desk: Desk):
         with pytest.raises(NotAvailableError):
             other.ledger.claim("x", ["r1"])
         assert other.search("diagnosis").hits == ()
+
+
+def test_no_name_of_a_tool_and_no_number_of_open_points_keeps_turns_from_being_archived(sqlite_desk: Desk):
+    with opened(sqlite_desk, WINDOW) as archive:
+        session, talk = archive.session("case", CLERK), Conversation()
+        for at in range(60):
+            talk.tool(f"finding {at}\n", name=("tool " * 600 if at % 9 == 0 else "logs.search"))
+            points = [f"Point {at}.{nth} is not yet clear{' at all' * 30}." for nth in range(8)]
+            talk.say(" ".join(points))
+            view = session.view(talk.messages)
+        told = [row for row in session._records.rows.values() if row.own == "span"]
+        assert len(told) > 5
+        assert everything(session, view, talk.messages) == []
+        assert session.stats().suspended is None
+        book = Books(session._records).read("window")
+        assert len(book) == len(told), "each span is told of"
+        assert max(len(json.dumps(dict(one.content))) for one in book) < POSTING_BYTES_MAX // 2

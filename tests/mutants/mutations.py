@@ -1839,8 +1839,8 @@ _BOOKS = (
     Mutation(
         "window: open points wear away",
         "window/summaries.py",
-        "replace(parse_summary(answer), carried=carried)",
-        "replace(parse_summary(answer), carried=())",
+        "return replace(summary, carried=carried), refusals",
+        "return summary, refusals",
         "tests/test_window_summaries.py::test_fifty_compressions_lose_no_open_point_and_no_confirmed_decision",
     ),
     Mutation(
