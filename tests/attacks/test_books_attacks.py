@@ -15,6 +15,7 @@ from conftest import Conversation, Desk
 from doubles import Characters, policy_of
 from test_backup import back
 from test_books import loosened
+from test_session_window import size
 
 from evidence_archive import Archive, EvidenceArchiveError, Principal
 from evidence_archive import books as books_module
@@ -22,6 +23,7 @@ from evidence_archive.errors import SealBrokenError
 from evidence_archive.ledger.checks import quotes
 from evidence_archive.store import rows as store_rows
 from evidence_archive.store.sql import SqlReader
+from evidence_archive.window.carrying import HEAD
 
 ROLES = {"agent", "custodian"}
 NORTH = Principal(org="north-clinic", subject="owner", roles=ROLES)
@@ -223,6 +225,33 @@ def test_an_attacked_ledger_closes_no_period_and_makes_no_fact(filled, attack):
         for act in (ledger.books, ledger.close, ledger.reconcile, lambda: ledger.claim("x", ["r1"])):
             with pytest.raises(SealBrokenError):
                 act()
+
+
+@pytest.mark.parametrize("attack", [removed, duplicated, of_another_book], ids=lambda attack: attack.__name__)
+def test_a_view_goes_on_without_what_an_attacked_window_says_and_archiving_is_suspended(desk, attack):
+    talk = Conversation()
+    with opened(desk) as archive:
+        session = archive.session("case", NORTH)
+        for at in range(60):
+            talk.tool(f"finding {at}\n" * 60)
+            talk.say(f"turn {at} " * 90)
+            view = session.view(talk.messages)
+        assert HEAD in str(view)
+    loosened(desk)
+    if attack is of_another_book:
+        row = rows_of(desk, scope(desk), "window")[-1]
+        remove(desk, scope(desk), "window")
+        put_in(desk, (*row[:2], "card", *row[3:]))
+    else:
+        attack(desk, "window")
+    with opened(desk) as archive:
+        session = archive.session("case", NORTH)
+        view = session.view(talk.messages)
+        assert HEAD not in str(view), "nothing of it is told"
+        assert view[-1] == talk.messages[-1]
+        assert size(view) <= 4_000
+        assert session.stats().suspended == "integrity"
+        assert size(session.view(talk.messages)) <= 4_000
 
 
 # --- put back ---------------------------------------------------------------------------------------------------
