@@ -25,7 +25,7 @@ from evidence_archive.keys import new_keys
 from evidence_archive.ledger.checks import quotes
 from evidence_archive.ledger.keeping import _bytes_of
 from evidence_archive.window import carrying, changing
-from evidence_archive.window.card import Card
+from evidence_archive.window.card import Card, parse_changes
 from evidence_archive.window.carrying import HEAD, carried
 from evidence_archive.window.changing import CHANGES_HEAD
 
@@ -292,6 +292,14 @@ def lines_as_they_are(patch: pytest.MonkeyPatch) -> None:
 
 def refusals_that_repeat(patch: pytest.MonkeyPatch) -> None:
     """Break the core: a refusal repeats what was asked for as it was written."""
+
+    def naive(changes: Any) -> Any:
+        try:
+            return parse_changes(changes)
+        except FormatError:
+            raise FormatError(" ".join(map(str, changes[0].values()))) from None
+
+    patch.setattr("evidence_archive.carding.parse_changes", naive)
     patch.setattr(notes, "malformed_text", lambda *, tool, message: f"The card was not changed: {message}\nExample: ")
 
 
