@@ -267,13 +267,13 @@ def leaves_without_a_span(patch: pytest.MonkeyPatch) -> None:
 def looks_up_its_place_or_raises(patch: pytest.MonkeyPatch) -> None:
     """Break the core: a view asks the book where it stands and has no answer for a store that is away."""
 
-    def naive(self: Windowing, rendered: Any, outage: bool) -> bool:
-        if self._prefix is None and not outage:
-            self._load()
-            self._prefix = list(rendered[: self._state.start])
-        return True
+    shown = Windowing.shown
 
-    patch.setattr(Windowing, "_is_settled", naive)
+    def naive(self: Windowing, rendered: Any, render: Any, **named: Any) -> Any:
+        self._books.read("window")
+        return shown(self, rendered, render, **named)
+
+    patch.setattr(Windowing, "shown", naive)
 
 
 def closes_whatever_was_posted(patch: pytest.MonkeyPatch) -> None:

@@ -1795,9 +1795,40 @@ _BOOKS = (
     Mutation(
         "window: turns leave and are archived nowhere",
         "windowing.py",
-        "        if outside:\n            self._keep",
-        "        if not outside:\n            self._keep",
+        "        if told is not None and have_gone:",
+        "        if told is not None and not have_gone:",
         "tests/attacks/test_rules_window.py::test_a_span_is_under_the_rules_of_every_result_in_it[sqlite]",
+    ),
+    Mutation(
+        "window: a result that cannot be archived leaves with its text in a span",
+        "windowing.py",
+        "        have_gone = self._results_go(outside)\n",
+        "        have_gone = self._results_go(outside) or True\n",
+        "tests/test_session_carried.py::test_results_that_cannot_be_archived_now_keep_their_turn_from_being_a_span",
+    ),
+    Mutation(
+        "window: a span holds what its results said",
+        "windowing.py",
+        'if records.rows[place.number].state != "live":\n                words',
+        'if records.rows[place.number].state == "live":\n                words',
+        "tests/test_session_carried.py::"
+        "test_a_result_that_left_with_its_turn_is_an_original_and_goes_when_that_is_shredded[sqlite]",
+    ),
+    Mutation(
+        "window: what a search found outlives the original in a span",
+        "windowing.py",
+        "elif place.call is not None and place.call.name == SEARCH_TOOL:",
+        "elif place.call is None:",
+        "tests/test_session_carried.py::"
+        "test_a_result_that_left_with_its_turn_is_an_original_and_goes_when_that_is_shredded[sqlite]",
+    ),
+    Mutation(
+        "window: a fact that no longer agrees is told as established",
+        "ledger/entries.py",
+        "if fact.id not in self.disagreeing]",
+        "if fact.id]",
+        "tests/test_session_carried.py::"
+        "test_a_fact_that_did_not_agree_with_its_source_is_told_as_established_no_more",
     ),
     Mutation(
         "window: a span loses the labels of what is in it",
@@ -1846,8 +1877,8 @@ _BOOKS = (
     Mutation(
         "window: a summariser that raises ends the view",
         "window/summaries.py",
-        "        except Exception:  #",
-        "        except ZeroDivisionError:  #",
+        "        except Exception as error:  # of a client",
+        "        except ZeroDivisionError as error:  # of a client",
         "tests/test_window_summaries.py::test_a_summariser_that_raises_is_asked_once_more_and_then_replaced",
     ),
     Mutation(
