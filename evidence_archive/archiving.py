@@ -59,12 +59,15 @@ class Kept:
         content: its exact content.
         words: what is said of it, sealed with its key; at most ``note_chars_max`` of the limits.
         sensitivity: of everything that is in it.
+        tool, kind: of the result it was taken from, whose rules then hold for it, too.
     """
 
     own: str
     content: Content = field(repr=False)
     words: str = field(repr=False)
     sensitivity: frozenset[str] = frozenset()
+    tool: str | None = None
+    kind: str | None = None
 
 
 @dataclass(slots=True)
@@ -416,8 +419,10 @@ class Archiving:
             tokens=tokens,
             tag=records.tag(kept.content) or b"",
             tool_name=kept.own,
+            result_tool_name=kept.tool,
             own=kept.own,
             bare=True,
+            kind=kept.kind,
             sensitivity="\n".join(sorted(kept.sensitivity)),
         )
         row.state, row.batch_id, row.archived_at_us = "archived", batch_id, now_us
