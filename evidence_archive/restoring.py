@@ -122,13 +122,22 @@ class Restoring:
         context = part_context(self._vault, keys.scope_id, row.number)
         return Selector.from_canonical(unwrap(keys.key, row.part, context).decode())
 
-    def find(self, principal: Principal, session_id: object, result_id: object, *, also: Also | None = None) -> Found:
+    def find(
+        self,
+        principal: Principal,
+        session_id: object,
+        result_id: object,
+        *,
+        also: Also | None = None,
+        as_owner: bool = False,
+    ) -> Found:
         """A result the principal may have.
 
         Args:
             principal: who asks; of this vault's org.
             session_id, result_id: as asked for; malformed ones are as unknown as unknown ones.
             also: written with the audit entry of a denial.
+            as_owner: the principal shares the session with its owner; whatever opens to the owner opens to it.
 
         Raises:
             NotAvailableError: unknown, foreign, not archived or forbidden; the denial is in the log.
@@ -149,7 +158,8 @@ class Restoring:
                     session, scope, row = found
                     origin = row if copied is None else held[2]
                     kept = row.state in ("archived", SHREDDED)
-                    if kept and self._vault.may_restore(principal, session.subject, row, origin):
+                    owner = principal.subject if as_owner else session.subject
+                    if kept and self._vault.may_restore(principal, owner, row, origin):
                         if SHREDDED in (row.state, origin.state):
                             shredded = True
                         else:
