@@ -19,7 +19,7 @@ from evidence_archive.envelopes import Collected
 from evidence_archive.evidence import Exported
 from evidence_archive.ledger.checks import Check
 from evidence_archive.ledger.entries import Artifact, Books, Claim, Fact, Period
-from evidence_archive.ledger.keeping import Ledger, Report
+from evidence_archive.ledger.keeping import OPENING_TOKENS, Cited, Ledger, Report, Sourced
 from evidence_archive.model import Principal, Receipt, Restored, ResultInfo, SessionStats
 from evidence_archive.policy import Policy
 from evidence_archive.ports import Anchor, Clock, KeyProvider, ObjectStore, TokenCounter
@@ -269,14 +269,17 @@ class AsyncLedger:
         """
         return await self._verbs.awaited(self._ledger.store, name, data)
 
-    async def claim(self, text: str, sources: Iterable[str], by: str = "host") -> Claim:
+    async def claim(
+        self, text: str, sources: Iterable[str], by: str = "host", *, session: Sourced | None = None
+    ) -> Claim:
         """See :meth:`evidence_archive.ledger.keeping.Ledger.claim`.
 
         Raises:
             FormatError, NotAvailableError, BatchRejectedError, StoreError, KeyringError, IntegrityError, MisuseError:
                 as there.
         """
-        return await self._verbs.awaited(self._ledger.claim, text, sources, by)
+        given = session._session if isinstance(session, AsyncSession) else session
+        return await self._verbs.awaited(self._ledger.claim, text, sources, by, session=given)
 
     async def verify(self, claim: Claim, check: Check, *, key: bool = False, supersedes: str | None = None) -> Fact:
         """See :meth:`evidence_archive.ledger.keeping.Ledger.verify`; the check runs in a thread.
@@ -286,6 +289,23 @@ class AsyncLedger:
                 as there.
         """
         return await self._verbs.awaited(self._ledger.verify, claim, check, key=key, supersedes=supersedes)
+
+    async def post(
+        self,
+        text: str,
+        sources: Iterable[str],
+        check: Check,
+        *,
+        key: bool = False,
+        supersedes: str | None = None,
+    ) -> Fact:
+        """See :meth:`evidence_archive.ledger.keeping.Ledger.post`; the check runs in a thread.
+
+        Raises:
+            CheckFailedError, FormatError, NotAvailableError, BatchRejectedError, StoreError, KeyringError,
+                IntegrityError, MisuseError: as there.
+        """
+        return await self._verbs.awaited(self._ledger.post, text, sources, check, key=key, supersedes=supersedes)
 
     async def take_back(self, fact_id: str) -> Fact:
         """See :meth:`evidence_archive.ledger.keeping.Ledger.take_back`.
@@ -303,21 +323,30 @@ class AsyncLedger:
         """
         return await self._verbs.awaited(self._ledger.reconcile, strong=strong)
 
-    async def close(self, *, window_from: int = 0, window_to: int = 0) -> Period:
+    async def close(self, *, window_from: int | None = None, window_to: int | None = None) -> Period:
         """See :meth:`evidence_archive.ledger.keeping.Ledger.close`.
 
         Raises:
-            CheckFailedError, StoreError, KeyringError, SealBrokenError, MisuseError: as there.
+            CheckFailedError, FormatError, StoreError, KeyringError, SealBrokenError, MisuseError: as there.
         """
         return await self._verbs.awaited(self._ledger.close, window_from=window_from, window_to=window_to)
 
-    async def opening(self, period_id: str | None = None) -> list[str]:
+    async def opening(self, period_id: str | None = None, budget_tokens: int | None = OPENING_TOKENS) -> list[str]:
         """See :meth:`evidence_archive.ledger.keeping.Ledger.opening`.
 
         Raises:
             FormatError, StoreError, IntegrityError, MisuseError: as there.
         """
-        return await self._verbs.awaited(self._ledger.opening, period_id)
+        return await self._verbs.awaited(self._ledger.opening, period_id, budget_tokens)
+
+    async def audit(self, fact_id: str) -> tuple[Cited, ...]:
+        """See :meth:`evidence_archive.ledger.keeping.Ledger.audit`.
+
+        Raises:
+            FormatError, NotAvailableError, ShreddedError, SealBrokenError, StoreError, KeyringError, MisuseError: as
+                there.
+        """
+        return await self._verbs.awaited(self._ledger.audit, fact_id)
 
 
 class AsyncCustody:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from conftest import Conversation, Desk
 from doubles import Characters, policy_of
+from doubles import opened as flaky
 from test_books import loosened
 
 from evidence_archive import Archive, Principal
@@ -19,6 +20,7 @@ from evidence_archive.errors import (
     IntegrityError,
     NotAvailableError,
     SealBrokenError,
+    ShreddedError,
 )
 from evidence_archive.ledger.checks import (
     command_succeeds,
@@ -29,6 +31,7 @@ from evidence_archive.ledger.checks import (
     quotes,
 )
 from evidence_archive.ledger.entries import Outcome
+from evidence_archive.ledger.keeping import Ledger
 
 KEEPER = Principal(org="north-clinic", subject="records", roles={"custodian"})
 LOG = "".join(f"line {number}: took {number * 3} ms\r\n" for number in range(1, 101))
@@ -168,6 +171,64 @@ def test_a_claim_of_another_session_is_no_claim_here(desk: Desk, owner: Principa
             session.ledger.verify(claim, quotes("ms"))
 
 
+def test_a_fact_that_is_posted_at_once_needs_its_check_and_leaves_nothing_without_it(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        ledger = filled(archive, owner).ledger
+        fact = ledger.post("line 40 took 120 ms", ["r1#L40"], quotes("120 ms"), key=True)
+        books = ledger.books()
+        assert books.claims[fact.claim_id].sources == fact.sources
+        assert (books.facts, fact.is_key) == ({"f1": fact}, True)
+        with pytest.raises(CheckFailedError):
+            ledger.post("line 40 took 121 ms", ["r1#L40"], quotes("121 ms"))
+        with pytest.raises(FormatError):
+            ledger.post("line 40 took 120 ms", ["r1#L40"], quotes("120 ms"), supersedes="f9")
+        assert ledger.books() == books
+
+
+def test_a_fact_and_a_closing_are_one_commit_each(sqlite_desk: Desk, owner: Principal):
+    with flaky(sqlite_desk, policy=policy_of(), counter=Characters()) as archive:
+        ledger = filled(archive, owner).ledger
+        for act in (lambda: ledger.post("a fact", ["r1#L4"], quotes("ms"), key=True), ledger.close):
+            before = archive.flaky.writes
+            act()
+            assert archive.flaky.writes == before + 1
+
+
+def test_a_fact_that_is_audited_gives_the_cited_bytes_and_both_digests_and_is_in_the_log(
+    desk: Desk, owner: Principal
+):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        posted(session)
+        posted(session, "the price", "r2#/items/1/price", check=number_is(24.87), supersedes="f1")
+        (cited,) = session.ledger.audit("f1")
+        assert (cited.part, cited.agrees) == (b"line 40: took 120 ms\r\n", True)
+        assert cited.now.original_sha256 == sha256(LOG.encode()).hexdigest()
+        assert session.ledger.audit("f2")[0].part == b"24.87"
+        granted = [one for one in archive.audit(principal=owner).entries if one.event == "restore.granted"]
+        assert len(granted) == 2
+        with pytest.raises(FormatError):
+            session.ledger.audit("f3")
+        archive.custody(KEEPER).shred(session_id="case", result_id="r1")
+        with pytest.raises(ShreddedError):
+            session.ledger.audit("f1")
+
+
+def test_what_a_session_could_not_restore_it_cannot_make_an_original_of(desk: Desk, owner: Principal):
+    rules = '[[restore]]\ntools = ["files.read"]\nroles = ["records"]\n'
+    with opened(desk, rules) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        talk.tool(LOG, name="files.read")
+        talk.tool(LOG + "more")
+        session.view(talk.messages)
+        with pytest.raises(NotAvailableError):
+            session.ledger.claim("line 40", ["r1#L40"])
+        assert session.ledger.claim("line 40", ["r2#L40"]).id == "c1"
+        assert [row.result_tool_name for row in session._records.rows.values() if row.own == "artifact"] == [
+            b"logs.search"
+        ]
+
+
 # --- acceptance: what the design asks for, each with its number ---------------------------------------------------
 
 
@@ -181,10 +242,11 @@ def test_1_the_opening_balance_stays_in_its_budget_whatever_number_of_periods_wa
     with opened(sqlite_desk) as archive:
         session = filled(archive, owner)
         for number in range(closings):
-            posted(session, f"finding {number} of the task", f"r1#L{number % 100 + 1}")
+            session.ledger.post(f"finding {number} of the task", [f"r1#L{number % 100 + 1}"], quotes("ms"))
             session.ledger.close()
         assert len(session.ledger.books().periods) == closings
-        text = carried(session.ledger.opening(), Card(), (), count=Characters().count, budget_tokens=400)
+        opening = session.ledger.opening(budget_tokens=None)
+        text = carried(opening, Card(), (), count=Characters().count, budget_tokens=400)
         assert Characters().count(text) <= 400
         assert f"f{closings}: finding {closings - 1} of the task [r1#L" in text
 
@@ -297,6 +359,81 @@ def test_a_shredded_source_is_told_and_its_fact_does_not_enter_the_next_balance(
         assert session.ledger.close().facts == ("f2",)
 
 
+@pytest.mark.parametrize(
+    ("given", "covered"),
+    [
+        ({}, [(1, 6), (0, 0), (7, 9)]),
+        ({"window_to": 4}, [(1, 4), (5, 6), (7, 9)]),
+        ({"window_from": 3}, [(3, 6), (0, 0), (7, 9)]),
+        ({"window_from": 2, "window_to": 20}, [(2, 20), (0, 0), (0, 0)]),
+        ({"window_to": 0}, [(0, 0), (1, 6), (7, 9)]),
+    ],
+)
+def test_a_period_covers_the_messages_that_none_covers_yet(
+    sqlite_desk: Desk, owner: Principal, given: dict[str, int], covered: list[tuple[int, int]]
+):
+    with opened(sqlite_desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        talk.tool(LOG)
+        talk.say()
+        talk.tool(DATA)
+        session.view(talk.messages)
+        assert len(talk.messages) == 6
+        periods = [session.ledger.close(**given), session.ledger.close()]
+        talk.tool("more")
+        talk.say()
+        session.view(talk.messages)
+        periods.append(session.ledger.close())
+        assert [(one.window_from, one.window_to) for one in periods] == covered
+
+
+@pytest.mark.parametrize("given", [(3, 2), (0, 5), (-1, 5), (1, True), (1, 2.0), ("1", 2)])
+def test_messages_that_are_no_range_close_nothing(sqlite_desk: Desk, owner: Principal, given: tuple[Any, Any]):
+    with opened(sqlite_desk) as archive:
+        ledger = filled(archive, owner).ledger
+        with pytest.raises(FormatError):
+            ledger.close(window_from=given[0], window_to=given[1])
+        assert not ledger.books().periods
+
+
+@pytest.mark.parametrize("budget_tokens", [0, 5, 20, 40, 100, 10_000])
+def test_an_opening_balance_stays_within_its_budget_and_counts_the_rest(
+    sqlite_desk: Desk, owner: Principal, budget_tokens: int
+):
+    with opened(sqlite_desk) as archive:
+        ledger = filled(archive, owner).ledger
+        for number in range(1, 10):
+            ledger.post(f"finding {number}", [f"r1#L{number}"], quotes("ms"), key=number == 2)
+        ledger.close()
+        whole, lines = ledger.opening(budget_tokens=None), ledger.opening(budget_tokens=budget_tokens)
+        assert len(whole) == 9
+        assert whole[0] == "f2: finding 2 [r1#L2]"
+        assert sum(Characters().count(line) + 1 for line in lines) <= budget_tokens
+        facts = [line for line in lines if line.startswith("f")]
+        assert facts == whole[: len(facts)]
+        more = [f"... and {9 - len(facts)} facts more"] if len(facts) < 9 and budget_tokens > 5 else []
+        assert lines[len(facts) :] == more
+
+
+def test_what_came_while_the_books_were_compared_waits_for_the_next_period(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    with opened(sqlite_desk) as one, opened(sqlite_desk) as two:
+        first, second = filled(one, owner), two.session("case", owner)
+        posted(first)
+        compared = Ledger._compared
+
+        def slowly(self: Ledger, *, strong: bool) -> Any:
+            found = compared(self, strong=strong)
+            if self is first.ledger:
+                posted(second, "another", "r1#L7")
+            return found
+
+        monkeypatch.setattr(Ledger, "_compared", slowly)
+        assert first.ledger.close().facts == ("f1",)
+        assert second.ledger.close().facts == ("f1", "f2")
+
+
 # --- books ------------------------------------------------------------------------------------------------------
 
 
@@ -328,10 +465,10 @@ def test_an_entry_that_was_removed_is_noticed(desk: Desk, owner: Principal):
 def test_nothing_of_the_books_is_stored_in_the_open(desk: Desk, owner: Principal):
     with opened(desk) as archive:
         session = filled(archive, owner)
-        session.ledger.store("wards/made-up-name.json", '{"secret": 4711}')
-        posted(session, "the made-up secret is 4711", "artifact:wards/made-up-name.json", check=quotes("4711"))
+        session.ledger.store("wards/made-up-name.json", '{"secret": made-up-value}')
+        posted(session, "the made-up secret is made-up-value", "artifact:wards/made-up-name.json", check=quotes("made-up-value"))
     stored = desk.stored()
-    assert all(word not in stored for word in (b"4711", b"made-up-name", b"made-up secret"))
+    assert all(word not in stored for word in (b"made-up-value", b"made-up-name", b"made-up secret"))
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "/x", "x/", "a#b", "x" * 201])

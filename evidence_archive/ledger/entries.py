@@ -150,6 +150,8 @@ class Books:
         artifacts: the newest of each name.
         claims, facts, periods: by id, in the order they were made.
         disagreeing: facts that did not agree with their sources when the books were reconciled last.
+        looked_at: results that the host's rules looked at, by id, each with why something was not verified; empty
+            where all of it was.
     """
 
     artifacts: Mapping[str, Artifact] = field(default_factory=dict, repr=False)
@@ -157,6 +159,7 @@ class Books:
     facts: Mapping[str, Fact] = field(default_factory=dict)
     periods: Mapping[str, Period] = field(default_factory=dict)
     disagreeing: frozenset[str] = frozenset()
+    looked_at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def current(self) -> list[Fact]:
         """The facts that hold, in the order they were made."""
@@ -197,6 +200,7 @@ def added_up(entries: Iterable[tuple[Mapping[str, Any], int]], before: Books = N
     artifacts, claims = dict(before.artifacts), dict(before.claims)
     facts, periods = dict(before.facts), dict(before.periods)
     disagreeing = before.disagreeing
+    looked_at = dict(before.looked_at)
     try:
         for entry, at_us in entries:
             match entry["kind"]:
@@ -239,13 +243,15 @@ def added_up(entries: Iterable[tuple[Mapping[str, Any], int]], before: Books = N
                         at_us,
                     )
                     periods[period.id] = period
+                case "looked_at":
+                    looked_at[entry["result_id"]] = tuple(entry["not_verified"])
                 case "reconciled":
                     disagreeing = frozenset(entry["disagreeing"])
                 case other:
                     raise KeyError(other)
     except (KeyError, TypeError, ValueError) as error:
         raise SealBrokenError("An entry of this ledger is not what this library puts down.") from error
-    return Books(artifacts, claims, facts, periods, disagreeing)
+    return Books(artifacts, claims, facts, periods, disagreeing, looked_at)
 
 
 def _sources(plain: Sequence[Mapping[str, str]]) -> tuple[Source, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 
 from evidence_archive.archiving import Archiving, Kept
 from evidence_archive.books import Books, Posting
@@ -25,14 +25,18 @@ from evidence_archive.ledger import entries
 from evidence_archive.ledger.checks import Check
 from evidence_archive.ledger.entries import Artifact, Claim, Fact, Outcome, Period, Source, added_up
 from evidence_archive.matching import NOTE
-from evidence_archive.model import Content, encode_exact, format_result_id
+from evidence_archive.model import Content, Principal, encode_exact, format_result_id, text_of
+from evidence_archive.ports import ResultRow
 from evidence_archive.records import Records
 from evidence_archive.references import Reference, parse_reference
-from evidence_archive.restoring import Restoring
+from evidence_archive.restoring import Found, Restoring
 
-__all__ = ["ARTIFACT_BYTES_MAX", "Disagreement", "Ledger", "Report"]
+__all__ = ["ARTIFACT_BYTES_MAX", "OPENING_TOKENS", "Cited", "Disagreement", "Ledger", "Report", "Sourced"]
 
 ARTIFACT_BYTES_MAX = 64 * 1024 * 1024
+
+OPENING_TOKENS = 4_000
+"""How much of an opening balance is given, unless the host says otherwise, in tokens."""
 
 _BOOK = "ledger"
 
@@ -75,17 +79,58 @@ class Report:
         return not self.disagreements
 
 
+@dataclass(frozen=True, slots=True)
+class Cited:
+    """A source of a fact, followed to its original and read again.
+
+    Args:
+        source: as it stands with the fact, with the digests of then.
+        now: the same source with the digests of what is there now.
+        part: the exact bytes of the cited part, as they are now.
+    """
+
+    source: Source
+    now: Source
+    part: bytes
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both digests are those of then."""
+        return self.source == self.now
+
+
+class Sourced(Protocol):
+    """A session, whose results a shared ledger takes as sources."""
+
+    @property
+    def ledger(self) -> Any:
+        """The session's own ledger."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """An original of a session that a shared ledger is to keep."""
+
+    content: Content
+    words: str
+    rows: tuple[ResultRow, ...]
+    """The result, and what it is a copy of: the rules of both hold."""
+
+
 class Ledger:
-    """The books of facts of one session; made by ``session.ledger``. Thread-safe.
+    """Books of facts; ``session.ledger``, or ``archive.ledger(...)`` where several share them. Thread-safe.
 
     Args:
         records, archiving, books: of the session.
+        is_shared: whoever holds it reads its originals as their owner does.
     """
 
-    def __init__(self, records: Records, archiving: Archiving, books: Books) -> None:
+    def __init__(self, records: Records, archiving: Archiving, books: Books, *, is_shared: bool = False) -> None:
         self._records = records
         self._archiving = archiving
         self._books = books
+        self._is_shared = is_shared
         self._known: tuple[int, Posting | None, entries.Books] = (0, None, entries.NOTHING)
         """How many entries were added up, the last of them, and what they came to."""
 
@@ -145,29 +190,65 @@ class Ledger:
 
     # --- entries ---------------------------------------------------------------------------------------------------
 
-    def claim(self, text: str, sources: Iterable[str], by: str = "host") -> Claim:
+    def claim(self, text: str, sources: Iterable[str], by: str = "host", *, session: Sourced | None = None) -> Claim:
         """Put down what somebody says, once all of its sources resolve.
 
         Args:
             text: 1 to 1,000 characters.
             sources: 1 to 20 references, such as ``r12#L40-L44``.
             by: ``host`` or ``model``.
+            session: in a shared ledger, whose results ``r12`` means; each is kept as an original of the ledger, and
+                the source then names that one. Without it, and for artifacts, the ledger's own.
 
         Raises:
             FormatError: text or sources cannot be used, or name a part that is not there.
             NotAvailableError: a source is unknown, not at hand, or may not be restored.
             BatchRejectedError, StoreError, KeyringError, IntegrityError: nothing was put down.
         """
-        if not isinstance(text, str) or not text.strip() or len(text) > entries.TEXT_CHARS_MAX:
-            raise FormatError(f"A claim is text of 1 to {entries.TEXT_CHARS_MAX} characters.")
-        asked = list(dict.fromkeys(sources))
-        if not 1 <= len(asked) <= entries.SOURCES_MAX:
-            raise FormatError(f"A claim has 1 to {entries.SOURCES_MAX} sources.")
+        if by not in ("host", "model"):
+            raise FormatError("A claim is made by the host, or by the model.")
+        references = _references(text, sources)
+        lent = self._lent(session, references)
         with self._at_hand():
-            resolved = [self._resolved(parse_reference(one))[0] for one in asked]
-            entry = {"kind": "claim", "text": text, "sources": _plain(resolved), "by": by}
-            claims = self._post(lambda books: entry).claims
-            return claims[f"c{len(claims)}"]
+            return self._claimed(text, references, by, lent=lent)
+
+    def _claimed(
+        self,
+        text: str,
+        references: Sequence[Reference],
+        by: str,
+        *,
+        call: str | None = None,
+        lent: Mapping[int, _Lent] | None = None,
+    ) -> Claim:
+        """A claim, put down once for each call of the model."""
+
+        def made(known: Sequence[Posting]) -> Claim | None:
+            asked, nth = [str(one) for one in references], 0
+            for posting in known:
+                entry = posting.content
+                nth += entry["kind"] == "claim"
+                if call is not None and entry.get("call") == call and entry["kind"] == "claim":
+                    claim = self._added_up(known).claims[f"c{nth}"]
+                    if (claim.text, [one.reference for one in claim.sources]) == (text, asked):
+                        return claim
+            return None
+
+        before = made(self._books.read(_BOOK)) if call is not None else None
+        if before is not None:
+            return before
+        resolved = tuple(self._resolved(one, lent or {})[0] for one in references)
+        entry = _claim(Claim("", text, resolved, by)) | ({} if call is None else {"call": call})
+
+        def decide(known: Sequence[Posting]) -> tuple[list[Mapping[str, Any]], tuple[Claim | None, list[Posting]]]:
+            again = made(known)
+            return ([] if again is not None else [entry]), (again, list(known))
+
+        new, (again, known) = self._books.post(_BOOK, decide)
+        if again is not None:
+            return again
+        claims = self._added_up([*known, *new]).claims
+        return claims[f"c{len(claims)}"]
 
     def verify(self, claim: Claim, check: Check, *, key: bool = False, supersedes: str | None = None) -> Fact:
         """Post a fact, where the host's check passes on the sources as they are now.
@@ -190,29 +271,45 @@ class Ledger:
                 if now != source:
                     raise CheckFailedError("A source is not what it was when the claim was made; claim it again.")
                 parts.append(part)
-            outcome = check(parts)
-            if not isinstance(outcome, Outcome):
-                raise CheckFailedError("A check says what it compared, as an Outcome, or raises CheckFailedError.")
+            outcome = _passed(check, parts)
 
-            def entry(books: entries.Books) -> dict[str, Any]:
+            def made(books: entries.Books) -> list[dict[str, Any]]:
                 if books.claims.get(claim.id) != claim:
                     raise FormatError("This claim is not one of this ledger.")
-                if supersedes is not None and (
-                    supersedes not in books.facts or not books.facts[supersedes].is_current
-                ):
-                    raise FormatError(f"There is no fact {supersedes} that holds, to be superseded.")
-                return {
-                    "kind": "fact",
-                    "text": claim.text,
-                    "sources": _plain(claim.sources),
-                    "check": outcome.check,
-                    "details": outcome.details,
-                    "claim_id": claim.id,
-                    "is_key": key,
-                    "supersedes": supersedes,
-                }
+                return [_fact(books, claim, outcome, key=key, supersedes=supersedes)]
 
-            facts = self._post(entry).facts
+            facts = self._post(made).facts
+            return facts[f"f{len(facts)}"]
+
+    def post(
+        self,
+        text: str,
+        sources: Iterable[str],
+        check: Check,
+        *,
+        key: bool = False,
+        supersedes: str | None = None,
+    ) -> Fact:
+        """Claim and verify in one entry of the log: where the check does not pass, not even a claim is put down.
+
+        Args:
+            text, sources: as for :meth:`claim`.
+            check, key, supersedes: as for :meth:`verify`.
+
+        Raises:
+            CheckFailedError, FormatError, NotAvailableError, BatchRejectedError: as there; nothing was posted.
+            StoreError, KeyringError, IntegrityError: nothing was posted.
+        """
+        references = _references(text, sources)
+        with self._at_hand():
+            resolved = [self._resolved(one) for one in references]
+            outcome, cited = _passed(check, [part for _, part in resolved]), tuple(source for source, _ in resolved)
+
+            def made(books: entries.Books) -> list[dict[str, Any]]:
+                claim = Claim(f"c{len(books.claims) + 1}", text, cited, "host")
+                return [_claim(claim), _fact(books, claim, outcome, key=key, supersedes=supersedes)]
+
+            facts = self._post(made).facts
             return facts[f"f{len(facts)}"]
 
     def take_back(self, fact_id: str) -> Fact:
@@ -225,13 +322,13 @@ class Ledger:
 
         with self._at_hand():
 
-            def entry(books: entries.Books) -> dict[str, Any]:
+            def made(books: entries.Books) -> list[dict[str, Any]]:
                 fact = books.facts.get(fact_id)
                 if fact is None or not fact.is_current or fact.supersedes is None:
                     raise FormatError("Only a fact that holds and superseded another one can be taken back.")
-                return {"kind": "taken_back", "fact_id": fact_id}
+                return [{"kind": "taken_back", "fact_id": fact_id}]
 
-            books = self._post(entry)
+            books = self._post(made)
             return books.facts[books.facts[fact_id].superseded_by or ""]
 
     # --- reconciliation --------------------------------------------------------------------------------------------
@@ -247,26 +344,26 @@ class Ledger:
             SealBrokenError: the ledger's own entries were changed.
         """
         with self._at_hand():
-            found: list[Disagreement] = []
-            counts = {True: 0, False: 0}
-            current = self._all().current()
-            weak = [fact for fact in current if not (strong or fact.is_key)]
-            unfit = self._unfit({source.result_id for fact in weak for source in fact.sources})
-            for fact in current:
-                is_strong = strong or fact.is_key
-                counts[is_strong] += 1
-                why = self._disagrees(fact) if is_strong else _first_unfit(fact, unfit)
-                if why is not None:
-                    found.append(Disagreement(fact.id, fact.is_key, why))
-            report = Report(counts[True], counts[False], tuple(found))
-            entry = {
-                "kind": "reconciled",
-                "strong": report.strong,
-                "weak": report.weak,
-                "disagreeing": [one.fact_id for one in found],
-            }
-            self._books.post(_BOOK, lambda known: ([entry], None))
+            report, _ = self._compared(strong=strong)
+            self._post(lambda books: [_reconciled(report)])
             return report
+
+    def _compared(self, *, strong: bool) -> tuple[Report, frozenset[str]]:
+        """What a reconciliation finds, and the ids of the facts that agree."""
+        found: list[Disagreement] = []
+        counts = {True: 0, False: 0}
+        current = self._all().current()
+        weak = [fact for fact in current if not (strong or fact.is_key)]
+        unfit = self._unfit({source.result_id for fact in weak for source in fact.sources})
+        for fact in current:
+            is_strong = strong or fact.is_key
+            counts[is_strong] += 1
+            why = self._disagrees(fact) if is_strong else _first_unfit(fact, unfit)
+            if why is not None:
+                found.append(Disagreement(fact.id, fact.is_key, why))
+        wrong = {one.fact_id for one in found}
+        report = Report(counts[True], counts[False], tuple(found))
+        return report, frozenset(fact.id for fact in current if fact.id not in wrong)
 
     def _disagrees(self, fact: Fact) -> str | None:
         """Why the cited parts, read again, are not what was cited."""
@@ -280,42 +377,52 @@ class Ledger:
                 return f"{source.reference} {_BROKEN}"
         return None
 
-    def close(self, *, window_from: int = 0, window_to: int = 0) -> Period:
+    def close(self, *, window_from: int | None = None, window_to: int | None = None) -> Period:
         """Settle what holds, at a milestone; the period continues the last one.
 
         Args:
-            window_from, window_to: the messages it covers, from 1.
+            window_from, window_to: the messages it covers, from 1. Without them: those of the newest view that no
+                period covers yet, and 0 where there are none.
 
         Raises:
             CheckFailedError: a key fact does not agree with its sources; nothing was closed.
+            FormatError: the messages are no range.
             StoreError, KeyringError, SealBrokenError: nothing was closed.
         """
+        for number in (window_from, window_to):
+            if number is not None and (type(number) is not int or number < 0):
+                raise FormatError("The messages of a period are whole numbers, from 1; 0 where it covers none.")
         with self._at_hand():
-            report = self.reconcile()
+            report, agreeing = self._compared(strong=False)
             wrong = [one.fact_id for one in report.disagreements if one.is_key]
             if wrong:
+                self._post(lambda books: [_reconciled(report)])
                 raise CheckFailedError(
                     f"The books do not close: {len(wrong)} key facts do not agree, {wrong[0]} first. Supersede them."
                 )
-            disagreeing = {one.fact_id for one in report.disagreements}
+            seen = len(self._records.timeline.messages)
 
-            def entry(books: entries.Books) -> dict[str, Any]:
-                return {
+            def made(books: entries.Books) -> list[dict[str, Any]]:
+                covered = max((one.window_to for one in books.periods.values()), default=0)
+                first, last = _covering(window_from, window_to, covered, seen)
+                period = {
                     "kind": "period",
-                    "facts": [fact.id for fact in books.current() if fact.id not in disagreeing],
-                    "window_from": window_from,
-                    "window_to": window_to,
+                    "facts": [fact.id for fact in books.current() if fact.id in agreeing],  # none that came since
+                    "window_from": first,
+                    "window_to": last,
                     "opening_balance_ref": f"p{len(books.periods)}" if books.periods else None,
                 }
+                return [_reconciled(report), period]
 
-            periods = self._post(entry).periods
+            periods = self._post(made).periods
             return periods[f"p{len(periods)}"]
 
-    def opening(self, period_id: str | None = None) -> list[str]:
+    def opening(self, period_id: str | None = None, budget_tokens: int | None = OPENING_TOKENS) -> list[str]:
         """The opening balance after a period: a line for each fact with its pointers, key facts first, newest first.
 
         Args:
             period_id: after which period; the last one by default.
+            budget_tokens: bound on all lines together; what does not fit is counted in a last line. ``None``: all.
 
         Raises:
             FormatError: there is no such period.
@@ -330,9 +437,52 @@ class Ledger:
                 raise FormatError("There is no such period.")
             facts = [books.facts[one] for one in period.facts]
             ordered = sorted(facts, key=lambda fact: (not fact.is_key, -int(fact.id[1:])))
-            return [
+            lines = [
                 f"{fact.id}: {fact.text} [{', '.join(one.reference for one in fact.sources)}]" for fact in ordered
             ]
+            return lines if budget_tokens is None else self._within(lines, budget_tokens)
+
+    def _within(self, lines: Sequence[str], budget_tokens: int) -> list[str]:
+        """The first of the lines that fit, with a line break each, and how many did not."""
+
+        def tokens(line: str) -> int:
+            return self._records.counter.count(line) + 1
+
+        sizes = [tokens(line) for line in lines]
+        if sum(sizes) <= budget_tokens:
+            return list(lines)
+        left, shown = budget_tokens - tokens(f"... and {len(lines)} facts more"), 0
+        while shown < len(lines) and sizes[shown] <= left:
+            left -= sizes[shown]
+            shown += 1
+        more = f"... and {len(lines) - shown} facts more"
+        return [*lines[:shown], *([more] if left >= 0 else [])]
+
+    def audit(self, fact_id: str) -> tuple[Cited, ...]:
+        """A fact's sources, followed to their originals and read again; each is in the log before this returns.
+
+        Args:
+            fact_id: such as ``f3``; also of a fact that was superseded.
+
+        Raises:
+            FormatError: there is no such fact, or a cited part is not there any more.
+            NotAvailableError, ShreddedError: an original may not be restored, or was shredded.
+            SealBrokenError: stored bytes were changed.
+            StoreError, KeyringError: store or keys are not at hand; nothing was released.
+        """
+        with self._at_hand():
+            fact = self._all().facts.get(fact_id)
+            if fact is None:
+                raise FormatError("There is no such fact.")
+            cited = []
+            for source in fact.sources:
+                found, now, part = self._opened(source)
+                kind = parse_reference(source.reference).selector.kind
+                Restoring(self._records.vault).granted(
+                    self._records.principal, found, part=kind, reason=f"audit of {fact_id}"
+                )
+                cited.append(Cited(source, now, part))
+            return tuple(cited)
 
     def established(self, entries_max: int | None = None) -> tuple[int, list[Fact]]:
         """The number of entries, and the facts that hold and agreed with their sources, as a balance orders them.
@@ -353,7 +503,7 @@ class Ledger:
 
     # --- sources ---------------------------------------------------------------------------------------------------
 
-    def _resolved(self, reference: Reference) -> tuple[Source, bytes]:
+    def _resolved(self, reference: Reference, lent: Mapping[int, _Lent] | None = None) -> tuple[Source, bytes]:
         """A source for a reference, and the exact bytes of the cited part; what is only in view is kept first."""
         number = reference.number
         if reference.artifact is not None:
@@ -361,8 +511,11 @@ class Ledger:
             if artifact is None:
                 raise NotAvailableError
             result_id = artifact.result_id
+        elif number is not None and lent and number in lent:
+            result_id = self._kept_as(lent[number].content, lent[number].words, lent[number].rows)
+            reference = Reference(int(result_id[1:]), None, reference.selector)
         elif number is not None and self._is_live(number):
-            result_id = self._kept(number)
+            result_id = self._kept_as(*self._in_view(number))
         else:
             result_id = format_result_id(number or 0)
         return self._read(Source(str(reference), result_id, "", ""))
@@ -371,34 +524,94 @@ class Ledger:
         row = self._records.rows.get(number)
         return row is not None and row.state == "live" and row.own in (None, "copy")
 
-    def _kept(self, number: int) -> str:
-        """The id of an original that holds just what a result in view says."""
+    def _in_view(self, number: int) -> tuple[Content, str, tuple[ResultRow, ...]]:
+        """Just what a result in view says, where its session could restore it."""
         records = self._records
-        place = records.timeline.by_number.get(number)
+        place, row = records.timeline.by_number.get(number), records.rows[number]
         if place is None or place.form == NOTE:
             raise NotAvailableError
-        content, row = records.original(place), records.rows[number]
+        content, rows = records.original(place), (row, records.facts_row(row))
         if records.tag(content) != row.content_tag:
             raise NotAvailableError
+        if not records.vault.may_restore(records.principal, records.row.subject, *rows):
+            raise NotAvailableError
+        return content, f"what {format_result_id(number)} says", rows
+
+    def _kept_as(self, content: Content, words: str, rows: Sequence[ResultRow]) -> str:
+        """The id of an original that holds just this, under the rules of these results.
+
+        Raises:
+            FormatError: they have more than one tool's name, so that no original of its own can be under all rules.
+        """
+        records = self._records
+        tools = {text_of(name) for row in rows for name in (row.tool_name, row.result_tool_name) if name is not None}
+        kinds = {row.kind for row in rows if row.kind is not None}
+        if len(tools) > 1 or len(kinds) > 1:
+            raise FormatError("This result is known under more than one tool or kind: archive it, and cite it then.")
+        sensitivity = frozenset(name for row in rows for name in row.sensitivity.split("\n") if name)
+        kept = Kept("artifact", content, words, sensitivity, next(iter(tools), None), next(iter(kinds), None))
+        tag = records.tag(content)
         for one in records.rows.values():
-            if one.own == "artifact" and one.state == "archived" and one.content_tag == row.content_tag:
+            if (
+                one.own == "artifact"
+                and one.state == "archived"
+                and one.content_tag == tag
+                and one.sensitivity == "\n".join(sorted(sensitivity))
+                and one.kind == kept.kind
+                and (None if one.result_tool_name is None else text_of(one.result_tool_name)) == kept.tool
+            ):
                 return format_result_id(one.number)
-        sensitivity = frozenset(filter(None, row.sensitivity.split("\n")))
-        receipt = self._archiving.keep(
-            Kept("artifact", content, f"what {format_result_id(number)} says", sensitivity)
-        )
-        return str(receipt.targets[0].result_id)
+        return str(self._archiving.keep(kept).targets[0].result_id)
+
+    def _lent(self, session: Sourced | None, references: Sequence[Reference]) -> dict[int, _Lent]:
+        """Originals of a session, for a shared ledger: got as its principal gets them, before our own lock is taken.
+
+        Raises:
+            FormatError: this ledger is a session's own.
+            NotAvailableError: they may not be restored by who posts.
+        """
+        theirs = self if session is None else session.ledger
+        if theirs is self:
+            return {}
+        if not self._is_shared or not isinstance(theirs, Ledger):
+            raise FormatError("Results of another session are sources in a shared ledger only: archive.ledger(...).")
+        mine, other = self._records.principal, theirs._records.principal
+        if (mine.org, mine.subject) != (other.org, other.subject):
+            raise NotAvailableError
+        numbers = dict.fromkeys(one.number for one in references if one.number is not None)
+        with theirs._at_hand():
+            return {number: theirs._lending(number, mine, self._records.id) for number in numbers}
+
+    def _lending(self, number: int, principal: Principal, to: str) -> _Lent:
+        """An original of this session; what is not in view is restored, and the grant is in the log."""
+        records, result_id = self._records, format_result_id(number)
+        if self._is_live(number):
+            content, _, rows = self._in_view(number)
+        else:
+            restoring = Restoring(records.vault)
+            found = restoring.find(principal, records.id, result_id)
+            chosen = restoring.selected(found, WHOLE)
+            content = restoring.opened(principal, found, chosen, records.dialect).content
+            restoring.granted(principal, found, part=None, reason=f"kept in {to}")
+            rows = (found.row, found.origin)
+        return _Lent(content, f"what {result_id} of session {records.id} says", rows)
 
     def _read(self, source: Source) -> tuple[Source, bytes]:
         """The source as it is now, and the exact bytes of the cited part."""
+        _, now, part = self._opened(source)
+        return now, part
+
+    def _opened(self, source: Source) -> tuple[Found, Source, bytes]:
+        """Where the source was found, too; what is released of it has to be in the log first."""
         records = self._records
         restoring = Restoring(records.vault)
-        found = restoring.find(records.principal, records.id, source.result_id)
-        content = restoring.opened(records.principal, found, WHOLE, records.dialect).content
+        found = restoring.find(records.principal, records.id, source.result_id, as_owner=self._is_shared)
+        chosen = restoring.selected(found, WHOLE)
+        content = restoring.opened(records.principal, found, chosen, records.dialect).content
         whole = _bytes_of(content)
         part = _part(whole, parse_reference(source.reference).selector)
         digests = sha256(part).hexdigest(), sha256(whole).hexdigest()
-        return Source(source.reference, source.result_id, *digests), part
+        return found, Source(source.reference, source.result_id, *digests), part
 
     def _unfit(self, result_ids: Iterable[str]) -> dict[str, str]:
         """What is wrong with originals by their sealed records alone; their bytes are not looked at."""
@@ -415,11 +628,11 @@ class Ledger:
 
     # --- entries in the book ---------------------------------------------------------------------------------------
 
-    def _post(self, make: Callable[[entries.Books], Mapping[str, Any]]) -> entries.Books:
-        """All that stands in the ledger, with an entry that was made looking at all that stood there."""
+    def _post(self, make: Callable[[entries.Books], Sequence[Mapping[str, Any]]]) -> entries.Books:
+        """All that stands in the ledger, with entries that were made looking at all that stood there."""
 
-        def decide(known: Sequence[Posting]) -> tuple[list[Mapping[str, Any]], list[Posting]]:
-            return [make(self._added_up(known))], list(known)
+        def decide(known: Sequence[Posting]) -> tuple[Sequence[Mapping[str, Any]], list[Posting]]:
+            return make(self._added_up(known)), list(known)
 
         new, known = self._books.post(_BOOK, decide)
         return self._added_up([*known, *new])
@@ -432,6 +645,82 @@ class Ledger:
             books = added_up(((one.content, one.created_at_us) for one in known[count:]), books)
             self._known = len(known), known[-1], books
         return books
+
+
+def _references(text: object, sources: Iterable[str]) -> list[Reference]:
+    """The sources of a claim, each once.
+
+    Raises:
+        FormatError: text or sources cannot be used.
+    """
+    if not isinstance(text, str) or not text.strip() or len(text) > entries.TEXT_CHARS_MAX:
+        raise FormatError(f"A claim is text of 1 to {entries.TEXT_CHARS_MAX} characters.")
+    asked = [] if isinstance(sources, str) or not isinstance(sources, Iterable) else list(sources)
+    if not 1 <= len(asked) <= entries.SOURCES_MAX:
+        raise FormatError(f"A claim has 1 to {entries.SOURCES_MAX} sources, as a list.")
+    return list(dict.fromkeys(map(parse_reference, asked)))
+
+
+def _passed(check: Check, parts: Sequence[bytes]) -> Outcome:
+    outcome = check(parts)
+    if not isinstance(outcome, Outcome):
+        raise CheckFailedError("A check says what it compared, as an Outcome, or raises CheckFailedError.")
+    return outcome
+
+
+def _claim(claim: Claim) -> dict[str, Any]:
+    """The entry of a claim."""
+    return {"kind": "claim", "text": claim.text, "sources": _plain(claim.sources), "by": claim.by}
+
+
+def _fact(
+    books: entries.Books, claim: Claim, outcome: Outcome, *, key: bool, supersedes: str | None
+) -> dict[str, Any]:
+    """The entry of a fact.
+
+    Raises:
+        FormatError: there is no such fact to supersede.
+    """
+    if supersedes is not None and (supersedes not in books.facts or not books.facts[supersedes].is_current):
+        raise FormatError(f"There is no fact {supersedes} that holds, to be superseded.")
+    return {
+        "kind": "fact",
+        "text": claim.text,
+        "sources": _plain(claim.sources),
+        "check": outcome.check,
+        "details": outcome.details,
+        "claim_id": claim.id,
+        "is_key": key,
+        "supersedes": supersedes,
+    }
+
+
+def _covering(window_from: int | None, window_to: int | None, covered: int, seen: int) -> tuple[int, int]:
+    """The messages of a period: as given, else what no period covers yet.
+
+    Args:
+        window_from, window_to: as given.
+        covered: the last message that a period covers.
+        seen: how many messages the newest view has.
+
+    Raises:
+        FormatError: they are no range.
+    """
+    last = window_to if window_to is not None else max(seen, window_from or 0) if seen > covered or window_from else 0
+    first = window_from if window_from is not None else covered + 1 if last else 0
+    if first > last or (last and not first):
+        raise FormatError("A period covers the messages from one number to the same or a later one.")
+    return first, last
+
+
+def _reconciled(report: Report) -> dict[str, Any]:
+    """The entry of a reconciliation."""
+    return {
+        "kind": "reconciled",
+        "strong": report.strong,
+        "weak": report.weak,
+        "disagreeing": [one.fact_id for one in report.disagreements],
+    }
 
 
 def _first_unfit(fact: Fact, unfit: Mapping[str, str]) -> str | None:
