@@ -2,7 +2,14 @@
 
 from evidence_archive import notes
 from evidence_archive.archiving import Archiving
-from evidence_archive.batch import parse_batch, parse_card_changes, parse_restore, parse_search
+from evidence_archive.batch import (
+    parse_batch,
+    parse_card_changes,
+    parse_claim,
+    parse_fact_query,
+    parse_restore,
+    parse_search,
+)
 from evidence_archive.carding import Carding
 from evidence_archive.errors import (
     AuditBrokenError,
@@ -17,6 +24,7 @@ from evidence_archive.errors import (
     UnsupportedVersionError,
 )
 from evidence_archive.excerpt import Selector, parse_selector
+from evidence_archive.ledger.claiming import Claiming
 from evidence_archive.model import (
     Content,
     Target,
@@ -42,14 +50,17 @@ class Answering:
     Args:
         records: of the session.
         archiving: its write path.
-        carding, searching: its card, and the search in what it archived.
+        carding, searching, claiming: its card, the search in what it archived, and its ledger.
     """
 
-    def __init__(self, records: Records, archiving: Archiving, carding: Carding, searching: Searching) -> None:
+    def __init__(
+        self, records: Records, archiving: Archiving, carding: Carding, searching: Searching, claiming: Claiming
+    ) -> None:
         self._records = records
         self._searching = searching
         self._archiving = archiving
         self._carding = carding
+        self._claiming = claiming
         self.restores_this_turn = 0
 
     def archive(self, call: ToolCall) -> str:
@@ -114,6 +125,38 @@ class Answering:
             self._records.trouble(error)
             return notes.card_failed_text(message=str(error))
         return notes.card_text([(one.item_id, None if one.after is None else one.after.state) for one in differences])
+
+    def claim(self, call: ToolCall) -> str:
+        """The text that answers a call of ``post_claim``: which claim it is, or why nothing was claimed."""
+        self._records.mark_read(call)
+        try:
+            claim = self._claiming.claim(*parse_claim(call.arguments), canonical_id(call.id))
+        except MisuseError:
+            raise
+        except FormatError as error:
+            return notes.malformed_text(tool=call.name, message=str(error))
+        except NotAvailableError:
+            return notes.claim_failed_text(message="A source is unknown, or is not available here.")
+        except EvidenceArchiveError as error:
+            if not isinstance(error, BatchRejectedError | ShreddedError):  # the first has counted itself already
+                self._records.trouble(error)
+            return notes.claim_failed_text(message=str(error))
+        return notes.claim_text(claim.id, [one.reference for one in claim.sources])
+
+    def facts(self, call: ToolCall) -> str:
+        """The text that answers a call of ``list_facts``: facts that hold, or why none are told."""
+        self._records.mark_read(call)
+        try:
+            found = self._claiming.facts(parse_fact_query(call.arguments))
+        except MisuseError:
+            raise
+        except FormatError as error:
+            return notes.malformed_text(tool=call.name, message=str(error))
+        except EvidenceArchiveError as error:
+            self._records.trouble(error)
+            return notes.facts_failed_text(message=str(error))
+        facts = [(one.id, one.is_key, one.text, [at.reference for at in one.sources]) for one in found.facts]
+        return notes.facts_text(facts, found=found.found, held=found.held)
 
     def _archivable(self) -> list[tuple[str, str, int]]:
         """The newest results in view that nothing stands against but a note."""

@@ -324,7 +324,7 @@ class Archive:
             principal: who asks. The first subject to open a session owns it; nobody else may open it.
             dialect: form of the messages: ``chat`` (OpenAI chat completions).
             tools: whether the model is offered ``archive_evidence`` and ``restore_evidence``, and with a window also
-                ``search_evidence`` and ``update_card``.
+                ``search_evidence``, ``post_claim``, ``list_facts`` and ``update_card``.
             summarizer: writes summaries of turns that leave the window; without it they are deterministic.
             judge: says how good they are, from 0 to 1, of one in ``judge_every``; its mean is in ``session.stats()``.
 

@@ -25,6 +25,8 @@ __all__ = [
     "pairs",
     "parse_batch",
     "parse_card_changes",
+    "parse_claim",
+    "parse_fact_query",
     "parse_restore",
     "parse_search",
 ]
@@ -238,6 +240,36 @@ def parse_card_changes(arguments: object) -> object:
     if value.keys() != {"changes"}:
         raise FormatError('The arguments must have the key "changes" and no other.')
     return value["changes"]
+
+
+def parse_claim(arguments: object) -> tuple[object, object]:
+    """Text and sources of a call of ``post_claim``, not looked at yet.
+
+    Args:
+        arguments: JSON text of up to 1,048,576 characters, or the object it stands for; ``text`` and ``sources``.
+
+    Raises:
+        FormatError: the arguments are anything else.
+    """
+    value = _object(arguments)
+    if value.keys() != {"text", "sources"}:
+        raise FormatError('The arguments must have the keys "text" and "sources" and no other.')
+    return value["text"], value["sources"]
+
+
+def parse_fact_query(arguments: object) -> object:
+    """The query of a call of ``list_facts``, not looked at yet; ``None`` for all facts.
+
+    Args:
+        arguments: JSON text of up to 1,048,576 characters, or the object it stands for; ``query``, null or absent.
+
+    Raises:
+        FormatError: the arguments are anything else.
+    """
+    value = _object(arguments)
+    if not value.keys() <= {"query"}:
+        raise FormatError('The arguments may have the key "query" and no other.')
+    return value.get("query")
 
 
 # --- the decision -----------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from evidence_archive.model import Receipt, Target, format_time
 __all__ = [
     "ARCHIVE_TOOL",
     "CARD_TOOL",
+    "CLAIM_TOOL",
+    "FACTS_TOOL",
     "INSTRUCTIONS",
     "OUR_TOOLS",
     "RENDERINGS",
@@ -30,8 +32,12 @@ __all__ = [
     "boundary",
     "card_failed_text",
     "card_text",
+    "claim_failed_text",
+    "claim_text",
     "clean",
     "clean_name",
+    "facts_failed_text",
+    "facts_text",
     "in_view_text",
     "label",
     "malformed_text",
@@ -51,9 +57,11 @@ ARCHIVE_TOOL = "archive_evidence"
 RESTORE_TOOL = "restore_evidence"
 
 CARD_TOOL = "update_card"
+CLAIM_TOOL = "post_claim"
+FACTS_TOOL = "list_facts"
 SEARCH_TOOL = "search_evidence"
 
-WINDOW_TOOLS = frozenset({CARD_TOOL, SEARCH_TOOL})
+WINDOW_TOOLS = frozenset({CARD_TOOL, CLAIM_TOOL, FACTS_TOOL, SEARCH_TOOL})
 """What a session with a window offers besides; elsewhere an application may have tools of these names."""
 
 OUR_TOOLS = frozenset({ARCHIVE_TOOL, RESTORE_TOOL})
@@ -70,6 +78,9 @@ SENTENCE_CHARS_MAX = 300
 
 ARCHIVABLE_MAX = 10
 """Most results a rejection proposes."""
+
+POINTERS_MAX = 5
+"""Most pointers that are told of one claim or fact."""
 
 BOUNDARY_TRIES_MAX = 8
 """Draws of a boundary before giving up; one of 128 bits is enough unless the entropy is broken."""
@@ -486,6 +497,11 @@ _EXAMPLES = {
         "The card was not changed",
         '{"changes": [{"add": "step", "text": "measure it again"}, {"id": "d1", "to": "confirmed", "reason": null}]}',
     ),
+    CLAIM_TOOL: (
+        "Nothing was claimed",
+        '{"text": "line 40 of the log says 120 ms", "sources": ["r12#L40", "artifact:report.md#L12"]}',
+    ),
+    FACTS_TOOL: ("No facts were listed", '{"query": "checkout timeout"}'),
 }
 
 
@@ -493,7 +509,7 @@ def malformed_text(*, tool: str, message: str) -> str:
     """The answer to a call of ours whose arguments cannot be used, with an example that can.
 
     Args:
-        tool: :data:`ARCHIVE_TOOL`, :data:`RESTORE_TOOL` or :data:`CARD_TOOL`.
+        tool: one of our tools.
         message: what the parser says: the argument and the expected form.
     """
     outcome, example = _EXAMPLES[tool]
@@ -534,6 +550,48 @@ def search_failed_text(*, message: str) -> str:
 def card_failed_text(*, message: str) -> str:
     """The answer to a call that could not change the card for a reason that is not the model's."""
     return f"[card not changed | {_sentence(message)}]"
+
+
+def claim_text(claim_id: str, references: Sequence[str]) -> str:
+    """The answer to a call that put a claim down.
+
+    Args:
+        claim_id: such as ``c3``.
+        references: of its sources.
+    """
+    return f"[claim {claim_id} is on the books, not verified | {_pointers(references)}]"
+
+
+def claim_failed_text(*, message: str) -> str:
+    """The answer to a call that could not put a claim down for a reason that is not the form of its arguments."""
+    return f"[nothing was claimed | {_sentence(message)}]"
+
+
+def facts_text(facts: Sequence[tuple[str, bool, str, Sequence[str]]], *, found: int, held: int) -> str:
+    """The answer to a question for facts: for each a line with its pointers, and its text quoted.
+
+    Args:
+        facts: id, whether it is a key fact, text and references of each.
+        found: how many match; those that are not shown are counted.
+        held: how many hold at all.
+    """
+    more = f", {found - len(facts)} more match" if found > len(facts) else ""
+    lines = [
+        f"{fact_id}{' key' * is_key} [{_pointers(references)}]\n> {_in_line(text, 400, _UNFIT_IN_SENTENCE)}"
+        for fact_id, is_key, text, references in facts
+    ]
+    return "\n".join([f"[facts | {len(facts)} of {held} that hold{more}; verified by the host, quoted]", *lines])
+
+
+def facts_failed_text(*, message: str) -> str:
+    """The answer to a question for facts that could not be answered for a reason that is not the model's."""
+    return f"[no facts were listed | {_sentence(message)}]"
+
+
+def _pointers(references: Sequence[str]) -> str:
+    shown = ", ".join(_in_line(one, 240, _UNFIT_IN_HEADER) for one in references[:POINTERS_MAX])
+    more = len(references) - POINTERS_MAX
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 # --- what the application puts into its request -----------------------------------------------------------------
@@ -653,6 +711,31 @@ WINDOW_TOOL_SPECS = (
         "Search in everything of this task that was archived, also in older turns: lines that contain the query, or "
         f"all of its words. Each hit names a line; {RESTORE_TOOL} gives what is around it.",
         json.dumps(_strict({"query": _typed("string", "Words or a phrase, in one line.")})),
+    ),
+    ToolSpec(
+        CLAIM_TOOL,
+        "Put a finding on the books of this task with where it stands. It is a claim: only the host's checks make a "
+        "fact of it. Each source has to resolve.",
+        json.dumps(
+            _strict(
+                {
+                    "text": _typed("string", "The finding, in at most 1,000 characters."),
+                    "sources": {
+                        "type": "array",
+                        "items": {"type": "string"},
+                        "description": 'Where it stands: "r12#L40-L44", "r12#/items/3", "artifact:report.md#L12".',
+                    },
+                }
+            )
+        ),
+    ),
+    ToolSpec(
+        FACTS_TOOL,
+        f"List facts that the host has verified, key facts first, each with its pointer; {RESTORE_TOOL} gives what "
+        "stands there.",
+        json.dumps(
+            _strict({"query": _typed(["string", "null"], "Words that a fact has to contain; null lists all facts.")})
+        ),
     ),
     ToolSpec(
         CARD_TOOL,

@@ -26,6 +26,7 @@ from evidence_archive.errors import (
 )
 from evidence_archive.excerpt import Selector, parse_selector
 from evidence_archive.labelling import LabelFacts, Labelled
+from evidence_archive.ledger.claiming import Claiming
 from evidence_archive.ledger.keeping import Ledger
 from evidence_archive.matching import NOTE, ORIGINAL, Place
 from evidence_archive.model import (
@@ -34,6 +35,7 @@ from evidence_archive.model import (
     Restored,
     ResultInfo,
     SessionStats,
+    ToolCall,
     canonical_id,
     checked_name,
     encode_exact,
@@ -78,7 +80,8 @@ class Session:
         self._carding = Carding(records, books)
         self._ledger = Ledger(records, self._archiving, books)
         self._searching = Searching(records)
-        self._answering = Answering(records, self._archiving, self._carding, self._searching)
+        claiming = Claiming(self._ledger)
+        self._answering = Answering(records, self._archiving, self._carding, self._searching, claiming)
         window = records.vault.policy.window
         self._windowing = (
             None
@@ -346,13 +349,16 @@ class Session:
         self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
-            if parsed.name == notes.ARCHIVE_TOOL:
-                return self._records.dialect.answer(parsed.id, self._answering.archive(parsed))
-            if parsed.name == notes.SEARCH_TOOL:
-                return self._records.dialect.answer(parsed.id, self._answering.search(parsed))
-            if parsed.name == notes.CARD_TOOL:
-                return self._records.dialect.answer(parsed.id, self._answering.card(parsed))
-            return self._records.dialect.answer(parsed.id, self._answering.restore(parsed))
+            answering = self._answering
+            answers: dict[str, Callable[[ToolCall], Content]] = {
+                notes.ARCHIVE_TOOL: answering.archive,
+                notes.RESTORE_TOOL: answering.restore,
+                notes.SEARCH_TOOL: answering.search,
+                notes.CARD_TOOL: answering.card,
+                notes.CLAIM_TOOL: answering.claim,
+                notes.FACTS_TOOL: answering.facts,
+            }
+            return self._records.dialect.answer(parsed.id, answers[parsed.name](parsed))
 
     def label(
         self,

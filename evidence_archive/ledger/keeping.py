@@ -31,7 +31,16 @@ from evidence_archive.records import Records
 from evidence_archive.references import Reference, parse_reference
 from evidence_archive.restoring import Found, Restoring
 
-__all__ = ["ARTIFACT_BYTES_MAX", "OPENING_TOKENS", "Cited", "Disagreement", "Ledger", "Report", "Sourced"]
+__all__ = [
+    "ARTIFACT_BYTES_MAX",
+    "OPENING_TOKENS",
+    "Cited",
+    "Disagreement",
+    "Ledger",
+    "Report",
+    "Sourced",
+    "references_of",
+]
 
 ARTIFACT_BYTES_MAX = 64 * 1024 * 1024
 
@@ -207,7 +216,7 @@ class Ledger:
         """
         if by not in ("host", "model"):
             raise FormatError("A claim is made by the host, or by the model.")
-        references = _references(text, sources)
+        references = references_of(text, sources)
         lent = self._lent(session, references)
         with self._at_hand():
             return self._claimed(text, references, by, lent=lent)
@@ -300,7 +309,7 @@ class Ledger:
             CheckFailedError, FormatError, NotAvailableError, BatchRejectedError: as there; nothing was posted.
             StoreError, KeyringError, IntegrityError: nothing was posted.
         """
-        references = _references(text, sources)
+        references = references_of(text, sources)
         with self._at_hand():
             resolved = [self._resolved(one) for one in references]
             outcome, cited = _passed(check, [part for _, part in resolved]), tuple(source for source, _ in resolved)
@@ -647,8 +656,12 @@ class Ledger:
         return books
 
 
-def _references(text: object, sources: Iterable[str]) -> list[Reference]:
+def references_of(text: object, sources: Iterable[str]) -> list[Reference]:
     """The sources of a claim, each once.
+
+    Args:
+        text: of the claim; 1 to 1,000 characters.
+        sources: 1 to 20 references.
 
     Raises:
         FormatError: text or sources cannot be used.
