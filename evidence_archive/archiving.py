@@ -59,7 +59,7 @@ class Kept:
         content: its exact content.
         words: what is said of it, sealed with its key; at most ``note_chars_max`` of the limits.
         sensitivity: of everything that is in it.
-        tool, kind: of the result it was taken from, whose rules then hold for it, too.
+        tool, kind: of the result it was taken from, whose rules then hold for it; without a tool, those for ``own``.
     """
 
     own: str
@@ -418,8 +418,7 @@ class Archiving:
             encoded=encoded,
             tokens=tokens,
             tag=records.tag(kept.content) or b"",
-            tool_name=kept.own,
-            result_tool_name=kept.tool,
+            tool_name=kept.own if kept.tool is None else kept.tool,
             own=kept.own,
             bare=True,
             kind=kept.kind,

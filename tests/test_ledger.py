@@ -224,9 +224,8 @@ def test_what_a_session_could_not_restore_it_cannot_make_an_original_of(desk: De
         with pytest.raises(NotAvailableError):
             session.ledger.claim("line 40", ["r1#L40"])
         assert session.ledger.claim("line 40", ["r2#L40"]).id == "c1"
-        assert [row.result_tool_name for row in session._records.rows.values() if row.own == "artifact"] == [
-            b"logs.search"
-        ]
+        kept = [row.tool_name for row in session._records.rows.values() if row.own == "artifact"]
+        assert kept == [b"logs.search"]
 
 
 # --- acceptance: what the design asks for, each with its number ---------------------------------------------------
@@ -466,7 +465,12 @@ def test_nothing_of_the_books_is_stored_in_the_open(desk: Desk, owner: Principal
     with opened(desk) as archive:
         session = filled(archive, owner)
         session.ledger.store("wards/made-up-name.json", '{"secret": made-up-value}')
-        posted(session, "the made-up secret is made-up-value", "artifact:wards/made-up-name.json", check=quotes("made-up-value"))
+        posted(
+            session,
+            "the made-up secret is made-up-value",
+            "artifact:wards/made-up-name.json",
+            check=quotes("made-up-value"),
+        )
     stored = desk.stored()
     assert all(word not in stored for word in (b"made-up-value", b"made-up-name", b"made-up secret"))
 

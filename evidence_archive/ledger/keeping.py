@@ -39,6 +39,9 @@ __all__ = [
     "Ledger",
     "Report",
     "Sourced",
+    "claim_entry",
+    "content_of",
+    "fact_entry",
     "references_of",
 ]
 
@@ -185,7 +188,7 @@ class Ledger:
         if not isinstance(exact, bytes) or len(exact) > ARTIFACT_BYTES_MAX:
             raise FormatError(f"An artifact is text or bytes, at most {ARTIFACT_BYTES_MAX} of them.")
         with self._at_hand():
-            receipt = self._archiving.keep(Kept("artifact", _content_of(exact), name))
+            receipt = self._archiving.keep(Kept("artifact", content_of(exact), name))
             result_id, digest = receipt.targets[0].result_id, sha256(exact).hexdigest()
             entry = {
                 "kind": "artifact",
@@ -247,7 +250,7 @@ class Ledger:
         if before is not None:
             return before
         resolved = tuple(self._resolved(one, lent or {})[0] for one in references)
-        entry = _claim(Claim("", text, resolved, by)) | ({} if call is None else {"call": call})
+        entry = claim_entry(Claim("", text, resolved, by)) | ({} if call is None else {"call": call})
 
         def decide(known: Sequence[Posting]) -> tuple[list[Mapping[str, Any]], tuple[Claim | None, list[Posting]]]:
             again = made(known)
@@ -285,7 +288,7 @@ class Ledger:
             def made(books: entries.Books) -> list[dict[str, Any]]:
                 if books.claims.get(claim.id) != claim:
                     raise FormatError("This claim is not one of this ledger.")
-                return [_fact(books, claim, outcome, key=key, supersedes=supersedes)]
+                return [fact_entry(books, claim, outcome, key=key, supersedes=supersedes)]
 
             facts = self._post(made).facts
             return facts[f"f{len(facts)}"]
@@ -316,7 +319,7 @@ class Ledger:
 
             def made(books: entries.Books) -> list[dict[str, Any]]:
                 claim = Claim(f"c{len(books.claims) + 1}", text, cited, "host")
-                return [_claim(claim), _fact(books, claim, outcome, key=key, supersedes=supersedes)]
+                return [claim_entry(claim), fact_entry(books, claim, outcome, key=key, supersedes=supersedes)]
 
             facts = self._post(made).facts
             return facts[f"f{len(facts)}"]
@@ -552,22 +555,26 @@ class Ledger:
         Raises:
             FormatError: they have more than one tool's name, so that no original of its own can be under all rules.
         """
-        records = self._records
         tools = {text_of(name) for row in rows for name in (row.tool_name, row.result_tool_name) if name is not None}
         kinds = {row.kind for row in rows if row.kind is not None}
         if len(tools) > 1 or len(kinds) > 1:
             raise FormatError("This result is known under more than one tool or kind: archive it, and cite it then.")
         sensitivity = frozenset(name for row in rows for name in row.sensitivity.split("\n") if name)
-        kept = Kept("artifact", content, words, sensitivity, next(iter(tools), None), next(iter(kinds), None))
-        tag = records.tag(content)
-        for one in records.rows.values():
+        return self._keep(
+            Kept("artifact", content, words, sensitivity, next(iter(tools), None), next(iter(kinds), None))
+        )
+
+    def _keep(self, kept: Kept) -> str:
+        """The id of an original that holds just this under just these rules; archived where none does."""
+        tag = self._records.tag(kept.content)
+        for one in self._records.rows.values():
             if (
                 one.own == "artifact"
                 and one.state == "archived"
                 and one.content_tag == tag
-                and one.sensitivity == "\n".join(sorted(sensitivity))
+                and one.sensitivity == "\n".join(sorted(kept.sensitivity))
                 and one.kind == kept.kind
-                and (None if one.result_tool_name is None else text_of(one.result_tool_name)) == kept.tool
+                and text_of(one.tool_name) == (kept.own if kept.tool is None else kept.tool)
             ):
                 return format_result_id(one.number)
         return str(self._archiving.keep(kept).targets[0].result_id)
@@ -681,15 +688,22 @@ def _passed(check: Check, parts: Sequence[bytes]) -> Outcome:
     return outcome
 
 
-def _claim(claim: Claim) -> dict[str, Any]:
+def claim_entry(claim: Claim) -> dict[str, Any]:
     """The entry of a claim."""
     return {"kind": "claim", "text": claim.text, "sources": _plain(claim.sources), "by": claim.by}
 
 
-def _fact(
+def fact_entry(
     books: entries.Books, claim: Claim, outcome: Outcome, *, key: bool, supersedes: str | None
 ) -> dict[str, Any]:
     """The entry of a fact.
+
+    Args:
+        books: all that stands in the ledger before it.
+        claim: what was verified.
+        outcome: of the check.
+        key: whether every reconciliation reads its sources again.
+        supersedes: the fact it corrects, or ``None``.
 
     Raises:
         FormatError: there is no such fact to supersede.
@@ -752,7 +766,7 @@ def _plain(sources: Iterable[Source]) -> list[dict[str, str]]:
     ]
 
 
-def _content_of(data: bytes) -> Content:
+def content_of(data: bytes) -> Content:
     """Bytes as a content: text where they are UTF-8, else one part in base64."""
     try:
         return data.decode("utf-8")
