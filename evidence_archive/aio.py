@@ -20,6 +20,7 @@ from evidence_archive.evidence import Exported
 from evidence_archive.ledger.checks import Check
 from evidence_archive.ledger.entries import Artifact, Books, Claim, Fact, Period
 from evidence_archive.ledger.keeping import OPENING_TOKENS, Cited, Ledger, Report, Sourced
+from evidence_archive.ledger.rules import Rule
 from evidence_archive.model import Principal, Receipt, Restored, ResultInfo, SessionStats
 from evidence_archive.policy import Policy
 from evidence_archive.ports import Anchor, Clock, KeyProvider, ObjectStore, TokenCounter
@@ -632,6 +633,7 @@ class AsyncArchive:
         *,
         summarizer: Summarizer | None = None,
         judge: Judge | None = None,
+        rules: Iterable[Rule] = (),
     ) -> AsyncSession:
         """See :meth:`evidence_archive.Archive.session`.
 
@@ -639,7 +641,7 @@ class AsyncArchive:
             NotAvailableError, FormatError, KeyringError, StoreError, IntegrityError, MisuseError: as there.
         """
         session = await self._verbs.awaited(
-            self._archive.session, id, principal, dialect, tools, summarizer=summarizer, judge=judge
+            self._archive.session, id, principal, dialect, tools, summarizer=summarizer, judge=judge, rules=rules
         )
         return AsyncSession(session, self._verbs)
 

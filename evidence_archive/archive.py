@@ -28,6 +28,7 @@ from evidence_archive.errors import (
 )
 from evidence_archive.excerpt import WHOLE, parse_selector
 from evidence_archive.keys import open_provider
+from evidence_archive.ledger.rules import Rule
 from evidence_archive.model import (
     Principal,
     Restored,
@@ -316,6 +317,7 @@ class Archive:
         *,
         summarizer: Summarizer | None = None,
         judge: Judge | None = None,
+        rules: Iterable[Rule] = (),
     ) -> Session:
         """A session: opened anew, or gone on with where it stands, in this or any other process.
 
@@ -327,6 +329,8 @@ class Archive:
                 ``search_evidence``, ``post_claim``, ``list_facts`` and ``update_card``.
             summarizer: writes summaries of turns that leave the window; without it they are deterministic.
             judge: says how good they are, from 0 to 1, of one in ``judge_every``; its mean is in ``session.stats()``.
+            rules: of the host, such as :func:`~evidence_archive.ledger.rules.written_file`: they look at every result
+                once, and what they verified is a fact in the session's ledger.
 
         Raises:
             NotAvailableError: another subject owns it.
@@ -342,7 +346,7 @@ class Archive:
         row, keys = _opened_session(vault, principal, id, dialect)
         if row.dialect != dialect:
             raise FormatError(f"This session was opened in the dialect {row.dialect}: open it in that one.")
-        return Session(Records(vault, principal, row, keys, lens, with_tools=tools), summarizer, judge)
+        return Session(Records(vault, principal, row, keys, lens, with_tools=tools), summarizer, judge, rules)
 
     def custody(self, principal: Principal) -> Custody:
         """Holds, retention, shredding, keys and proofs of the principal's org.

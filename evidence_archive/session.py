@@ -28,6 +28,8 @@ from evidence_archive.excerpt import Selector, parse_selector
 from evidence_archive.labelling import LabelFacts, Labelled
 from evidence_archive.ledger.claiming import Claiming
 from evidence_archive.ledger.keeping import Ledger
+from evidence_archive.ledger.observing import Observing
+from evidence_archive.ledger.rules import Rule
 from evidence_archive.matching import NOTE, ORIGINAL, Place
 from evidence_archive.model import (
     Content,
@@ -68,9 +70,16 @@ class Session:
         records: what is known of it, with its keys and store.
         summarizer: writes summaries of turns that leave the window.
         judge: says how good some of them are.
+        rules: look at results once a view has registered them, and make entries in the ledger.
     """
 
-    def __init__(self, records: Records, summarizer: Summarizer | None = None, judge: Judge | None = None) -> None:
+    def __init__(
+        self,
+        records: Records,
+        summarizer: Summarizer | None = None,
+        judge: Judge | None = None,
+        rules: Iterable[Rule] = (),
+    ) -> None:
         self.id = records.id
         self.principal = records.principal
         self._lock = records.lock
@@ -79,6 +88,7 @@ class Session:
         books = Books(records)
         self._carding = Carding(records, books)
         self._ledger = Ledger(records, self._archiving, books)
+        self._observing = Observing(records, self._ledger, tuple(rules))
         self._searching = Searching(records)
         claiming = Claiming(self._ledger)
         self._answering = Answering(records, self._archiving, self._carding, self._searching, claiming)
@@ -171,6 +181,7 @@ class Session:
                 self._outage = True
                 return self._fitted(self._outage_view(), outage=True)
             self._report()
+            self._observing.look()
             return self._fitted(self._rendered_view(), is_cache_cold=is_cache_cold, wait_ms=self._left_ms(began_ms))
 
     def _left_ms(self, began_ms: int) -> int:

@@ -1,0 +1,351 @@
+"""Entries that nobody asked for: what a tool wrote is read back by the host, compared, kept and posted, once."""
+
+import json
+import os
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Conversation, Desk
+from doubles import AWAY, UNWRITABLE, Characters, policy_of
+from doubles import opened as flaky
+
+from evidence_archive import Archive, Principal
+from evidence_archive.errors import CheckFailedError, MisuseError, SealBrokenError, StoreUnavailableError
+from evidence_archive.ledger import keeping
+from evidence_archive.ledger import rules as rules_module
+from evidence_archive.ledger.entries import Outcome, added_up
+from evidence_archive.ledger.rules import Finding, Rule, arguments_of, artifact_name, written_file
+from evidence_archive.model import ToolCall
+
+KEEPER = Principal(org="north-clinic", subject="records", roles={"custodian"})
+TEXT = "ward,days\r\nA,3\r\nB,5\r\n"
+
+
+def opened(desk: Desk) -> Archive:
+    return desk.open(policy=policy_of(), counter=Characters())
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = tmp_path / "workspace"
+    made.mkdir()
+    return made
+
+
+def wrote(talk: Conversation, path: Any, content: Any = TEXT, result: str = "ok") -> None:
+    """A call of the tool and its answer; what it did is up to the test."""
+    call = talk.call("write_file", json.dumps({"path": path, "content": content}))
+    talk.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+
+
+def looked_at(session: Any) -> dict[str, tuple[str, ...]]:
+    return dict(session.ledger.books().looked_at)
+
+
+# --- what was verified ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_what_a_tool_wrote_is_on_the_books_without_the_models_doing(
+    desk: Desk, owner: Principal, root: Path, absolute: bool
+):
+    file = root / "out" / "avg.csv"
+    file.parent.mkdir()
+    file.write_bytes(TEXT.encode())
+    with opened(desk) as archive:
+        session = archive.session("case", owner, rules=[written_file(tool="write_file", root=root)])
+        talk = Conversation()
+        wrote(talk, str(file) if absolute else "out/avg.csv")
+        assert session.view(talk.messages) == talk.messages
+        books = session.ledger.books()
+        (fact,) = books.current()
+        digest = sha256(TEXT.encode()).hexdigest()
+        assert fact.text == "write_file wrote out/avg.csv, 21 bytes"
+        assert fact.outcome == Outcome(
+            "written_file", f"read back and equal to what was to be written: 21 bytes, sha256 {digest}"
+        )
+        assert [(one.reference, one.sha256) for one in fact.sources] == [("artifact:out/avg.csv", digest)]
+        assert (books.artifacts["out/avg.csv"].sha256, books.claims["c1"].by) == (digest, "host")
+        assert looked_at(session) == {"r1": ()}
+        assert session.restore(fact.sources[0].result_id).content == TEXT
+        assert session.ledger.reconcile(strong=True).agrees
+        assert archive.custody(KEEPER).verify("full").findings == ()
+
+
+def test_a_product_stands_under_the_rules_of_the_result_it_came_with(desk: Desk, owner: Principal, root: Path):
+    (root / "a").write_bytes(TEXT.encode())
+    rules = '[[restore]]\ntools = ["write_file"]\nroles = ["records"]\n'
+    with desk.open(policy=policy_of(rules), counter=Characters()) as archive:
+        session = archive.session("case", owner, rules=[written_file(tool="write_file", root=root)])
+        talk = Conversation()
+        wrote(talk, "a")
+        session.view(talk.messages)
+        (fact,) = session.ledger.books().current()
+        report = session.ledger.reconcile(strong=True)
+        assert not report.agrees, "who owns the session may not read it back"
+        reader = Principal(org=owner.org, subject="other", roles={"records"})
+        assert archive.restore("case", fact.sources[0].result_id, principal=reader).content == TEXT
+
+
+def test_a_later_product_of_the_same_name_supersedes_the_earlier_fact(desk: Desk, owner: Principal, root: Path):
+    with opened(desk) as archive:
+        session = archive.session("case", owner, rules=[written_file(tool="write_file", root=root)])
+        talk = Conversation()
+        for text in ("first", "second"):
+            (root / "a").write_text(text)
+            wrote(talk, "a", text)
+            session.view(talk.messages)
+        books = session.ledger.books()
+        assert [fact.text for fact in books.current()] == ["write_file wrote a, 6 bytes"]
+        assert [fact.id for fact in books.history("f2")] == ["f1", "f2"]
+
+
+def test_a_name_that_no_artifact_can_have_is_encoded(root: Path):
+    assert artifact_name("week 12/50% #1\\é.md") == "week%2012/50%25%20%231%5Cé.md"
+    (root / "a b#c").write_text("x")
+    call = ToolCall("1", "write_file", {"path": "a b#c", "content": "x"})
+    finding = written_file(tool="write_file", root=root)(call, "ok")
+    assert finding is not None
+    assert (finding.name, finding.data) == ("a%20b%23c", b"x")
+
+
+# --- once, whatever happens -------------------------------------------------------------------------------------
+
+
+def counting(asked: list[str], root: Path) -> list[Rule]:
+    rule = written_file(tool="write_file", root=root)
+
+    def counted(call: ToolCall, result: Any) -> Finding | None:
+        asked.append(call.id)
+        return rule(call, result)
+
+    return [counted]
+
+
+def test_a_result_is_looked_at_once_also_after_a_resume_in_another_process(desk: Desk, owner: Principal, root: Path):
+    (root / "a").write_bytes(TEXT.encode())
+    asked: list[str] = []
+    with opened(desk) as archive:
+        session, talk = archive.session("case", owner, rules=counting(asked, root)), Conversation()
+        wrote(talk, "a")
+        wrote(talk, "absent")
+        for _ in range(3):
+            session.view(talk.messages)
+            talk.say()
+        assert asked == ["call_1", "call_2"]
+        facts = session.ledger.books().facts
+    with opened(desk) as archive:
+        session = archive.session("case", owner, rules=counting(asked, root))
+        session.view(talk.messages)
+        assert asked == ["call_1", "call_2"]
+        assert session.ledger.books().facts == facts
+        assert looked_at(session) == {"r1": (), "r2": ("written_file: the file cannot be read back.",)}
+    with opened(desk) as one, opened(desk) as two:
+        wrote(talk, "a")
+        first = one.session("case", owner, rules=counting(asked, root))
+        second = two.session("case", owner, rules=counting(asked, root))
+
+        def rule(call: ToolCall, result: Any) -> Finding | None:
+            if call.id == "call_3":
+                second.view(talk.messages)  # another process is faster
+            return counting(asked, root)[0](call, result)
+
+        first = one.session("case", owner, rules=[rule])
+        first.view(talk.messages)
+        assert sorted(looked_at(first)) == ["r1", "r2", "r4"]
+        assert len(first.ledger.books().facts) == 2
+
+
+@pytest.mark.parametrize("fault", [AWAY, UNWRITABLE])
+def test_without_the_store_the_view_goes_on_and_a_later_one_looks(
+    sqlite_desk: Desk, owner: Principal, root: Path, fault: str
+):
+    (root / "a").write_bytes(TEXT.encode())
+    with flaky(sqlite_desk, policy=policy_of(), counter=Characters()) as archive:
+        talk = Conversation()
+
+        def rule(call: ToolCall, result: Any) -> Finding | None:
+            if len(talk.messages) == 3:
+                archive.flaky.fault = fault  # it goes away after the result was registered
+            return written_file(tool="write_file", root=root)(call, result)
+
+        session = archive.session("case", owner, rules=[rule])
+        wrote(talk, "a")
+        assert session.view(talk.messages) == talk.messages
+        archive.flaky.fault = None
+        assert not session.ledger.books().facts
+        talk.say()
+        session.view(talk.messages)
+        assert len(session.ledger.books().facts) == 1
+        assert sum(row.own == "artifact" for row in session._records.rows.values()) == 1
+
+
+def test_must_fail_control_rules_that_forget_what_they_looked_at_post_twice(
+    desk: Desk, owner: Principal, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (root / "a").write_bytes(TEXT.encode())
+    monkeypatch.setattr(keeping, "added_up", lambda *given: replace(added_up(*given), looked_at={}))
+    talk = Conversation()
+    wrote(talk, "a")
+    for _ in range(2):
+        with opened(desk) as archive:
+            session = archive.session("case", owner, rules=counting([], root))
+            session.view(talk.messages)
+            facts = session.ledger.books().facts
+    assert len(facts) == 2
+
+
+# --- what is not verified is no fact -----------------------------------------------------------------------------
+
+
+def prepared(root: Path) -> None:
+    outside = root.parent / "outside"
+    outside.mkdir()
+    (outside / "a").write_bytes(TEXT.encode())
+    (root / "other").write_bytes(TEXT.encode() + b"!")
+    (root / "link").symlink_to(outside / "a")
+    (root / "links").symlink_to(outside)
+    (root / "folder").mkdir()
+    os.mkfifo(root / "fifo")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "absent",
+        "other",
+        "../outside/a",
+        "folder/../../outside/a",
+        "link",
+        "links/a",
+        "folder",
+        "fifo",
+        ".",
+        "",
+        "/etc/hostname",
+        "other/a",
+        "a\0b",
+        "\ud800",
+        "x" * 300,
+        "d/" * 120 + "a",
+        7,
+        None,
+    ],
+)
+def test_a_file_that_is_not_what_was_written_or_not_in_the_folder_is_no_fact(
+    sqlite_desk: Desk, owner: Principal, root: Path, path: Any
+):
+    prepared(root)
+    with opened(sqlite_desk) as archive:
+        session = archive.session("case", owner, rules=[written_file(tool="write_file", root=root)])
+        talk = Conversation()
+        wrote(talk, path)
+        assert session.view(talk.messages) == talk.messages
+        books = session.ledger.books()
+        assert (books.facts, books.claims, books.artifacts) == ({}, {}, {})
+        (why,) = looked_at(session)["r1"]
+        assert why.startswith("written_file: ")
+        assert not any(row.own == "artifact" for row in session._records.rows.values())
+
+
+def test_must_fail_control_a_rule_that_opens_what_is_named_leaves_the_folder(root: Path):
+    prepared(root)
+    for path in ("../outside/a", "link", "links/a"):
+        assert (root / path).read_bytes() == TEXT.encode()
+
+
+def test_a_file_above_the_bound_is_not_read_to_its_end(root: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rules_module, "FILE_BYTES_MAX", 20)
+    (root / "a").write_bytes(TEXT.encode())
+    rule = written_file(tool="write_file", root=root)
+    with pytest.raises(CheckFailedError, match="more than 20 bytes"):
+        rule(ToolCall("1", "write_file", {"path": "a", "content": TEXT}), "ok")
+
+
+def test_without_a_content_argument_whatever_is_there_is_kept(root: Path):
+    (root / "a").write_bytes(b"\xff\xfe")
+    rule = written_file(tool="save", root=root, path="file", content=None)
+    finding = rule(ToolCall("1", "save", '{"file": "./a"}'), "ok")
+    assert finding is not None
+    assert (finding.name, finding.data) == ("a", b"\xff\xfe")
+    assert rule(ToolCall("1", "write_file", '{"file": "a"}'), "ok") is None
+
+
+@pytest.mark.parametrize("arguments", ["", "[]", "{", "3", None, "[" * 100_000])
+def test_arguments_that_are_no_object_are_empty(arguments: Any):
+    assert arguments_of(ToolCall("1", "x", arguments)) == {}
+
+
+# --- rules of the host -------------------------------------------------------------------------------------------
+
+
+def broken(kind: str) -> Rule:
+    def rule(call: ToolCall, result: Any) -> Any:
+        if kind == "raises":
+            raise ZeroDivisionError
+        if kind == "seal":
+            raise SealBrokenError("not the archive's")
+        if kind == "store":
+            raise StoreUnavailableError("not the archive's")
+        found = Finding("fine", Outcome("mine", "looked"), "a", b"x")
+        return {
+            "text": found.text,
+            "long": Finding("x" * 1001, found.outcome, "a", b"x"),
+            "name": Finding("fine", found.outcome, "../a", b"x"),
+            "str": Finding("fine", found.outcome, "a", "x"),  # type: ignore[arg-type]
+            "outcome": Finding("fine", None, "a", b"x"),  # type: ignore[arg-type]
+        }[kind]
+
+    return rule
+
+
+@pytest.mark.parametrize("kind", ["raises", "seal", "store", "text", "long", "name", "str", "outcome"])
+def test_a_rule_that_is_broken_breaks_no_view_and_keeps_no_other_from_its_entry(
+    sqlite_desk: Desk, owner: Principal, root: Path, kind: str
+):
+    (root / "a").write_bytes(TEXT.encode())
+    with opened(sqlite_desk) as archive:
+        session = archive.session("case", owner, rules=[broken(kind), written_file(tool="write_file", root=root)])
+        talk = Conversation()
+        wrote(talk, "a")
+        assert session.view(talk.messages) == talk.messages
+        assert [fact.text for fact in session.ledger.books().current()] == ["write_file wrote a, 21 bytes"]
+        assert len(looked_at(session)["r1"]) == 1
+        assert session.stats().suspended is None
+
+
+def test_a_rule_that_has_nothing_to_say_leaves_no_entry(desk: Desk, owner: Principal):
+    asked: list[Any] = []
+    with opened(desk) as archive:
+        session, talk = archive.session("case", owner, rules=[lambda *given: asked.append(given)]), Conversation()
+        talk.tool("a result\n" * 200)
+        talk.messages.append({"role": "tool", "tool_call_id": "nobody's", "content": "an orphan"})
+        talk.ours(session, "restore_evidence", '{"id": "r9"}')
+        for _ in range(2):
+            session.view(talk.messages)
+        assert [(call.name, result) for call, result in asked] == [("logs.search", "a result\n" * 200)]
+        assert looked_at(session) == {}
+        talk.say()
+        session.view(talk.messages)
+        session.archive([(session.results()[0].id, "a note")])
+        view = session.view(talk.messages)
+    with opened(desk) as archive:
+        archive.session("case", owner, rules=[lambda *given: asked.append(given)]).view(view)
+        assert len(asked) == 1, "a note is no result"
+
+
+def test_an_archive_that_was_closed_by_a_rule_is_misused(sqlite_desk: Desk, owner: Principal, root: Path):
+    with opened(sqlite_desk) as archive:
+        (root / "a").write_bytes(TEXT.encode())
+
+        def rule(call: ToolCall, result: Any) -> Finding | None:
+            archive.close()
+            return written_file(tool="write_file", root=root)(call, result)
+
+        session, talk = archive.session("case", owner, rules=[rule]), Conversation()
+        wrote(talk, "a")
+        with pytest.raises(MisuseError):
+            session.view(talk.messages)
