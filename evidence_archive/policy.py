@@ -361,6 +361,7 @@ class Policy:
         name, version: as the author calls it.
         limits: bounds it sets; those it does not name keep their defaults.
         custodians: roles that may hold, shred, rotate keys, verify, export and back up.
+        bookkeepers: roles that may use the shared ledgers of others.
         window: how much of a conversation is shown at once; ``None`` for all of it.
         digest: sha256, 64 hex digits, of the content as canonical JSON: comments and the order of keys do not count,
             tests do.
@@ -371,6 +372,7 @@ class Policy:
     version: int
     limits: Limits
     custodians: frozenset[str]
+    bookkeepers: frozenset[str]
     window: WindowPolicy | None
     digest: str
     path: str | None = field(compare=False)
@@ -424,6 +426,7 @@ class Policy:
             version=file.policy.version,
             limits=Limits(**file.limits.model_dump()),
             custodians=frozenset(file.custody.roles),
+            bookkeepers=frozenset(file.ledger.roles),
             window=None if file.window is None else WindowPolicy(**file.window.model_dump()),
             digest=hashlib.sha256(canonical.encode("ascii")).hexdigest(),
             path=path,

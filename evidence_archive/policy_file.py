@@ -120,6 +120,10 @@ class _Custody(_Table):
     roles: _Names = Field(default=["custodian"], description=_NAMES_WORDS)
 
 
+class _Ledger(_Table):
+    roles: _Names = Field(default=[], description=_NAMES_WORDS)
+
+
 WINDOW_BOUNDS: Mapping[str, tuple[float, float]] = {
     "window_tokens_max": (1_000, 10_000_000),
     "carried_share": (0.01, 0.5),
@@ -253,6 +257,7 @@ class PolicyFile(_Table):
     policy: _Head = Field(description="a table, written [policy]")
     limits: _Limits = Field(default=_Limits(), description="a table, written [limits]")
     custody: _Custody = Field(default=_Custody(), description="a table, written [custody]")
+    ledger: _Ledger = Field(default=_Ledger(), description="a table, written [ledger]")
     window: _Window | None = Field(default=None, description="a table, written [window]")
     archive: list[ArchiveTable] = _tables("archive")
     live: list[LiveTable] = _tables("live")
@@ -267,6 +272,7 @@ TABLES: Mapping[str, type[BaseModel]] = MappingProxyType(
         "policy": _Head,
         "limits": _Limits,
         "custody": _Custody,
+        "ledger": _Ledger,
         "window": _Window,
         "archive": ArchiveTable,
         "archive.content": RegexTable,

@@ -591,9 +591,12 @@ def test_the_text_of_a_test_entry_is_what_a_content_rule_looks_at():
     assert "no text given" not in outcome.explained
 
 
-def test_a_policy_tells_its_version_and_the_roles_of_its_custodians():
-    found = policy('[custody]\nroles = ["records", "officer"]\n')
+def test_a_policy_tells_its_version_and_the_roles_of_custodians_and_bookkeepers():
+    found = policy('[custody]\nroles = ["records", "officer"]\n[ledger]\nroles = ["ward"]\n')
     assert (found.version, found.custodians) == (1, frozenset({"records", "officer"}))
+    assert (found.bookkeepers, policy("").bookkeepers) == (frozenset({"ward"}), frozenset())
+    with pytest.raises(PolicyError):
+        policy("[ledger]\nroles = []\n")
     with pytest.raises(PolicyError):
         policy("[custody]\nroles = 3\n")
 
@@ -624,6 +627,7 @@ TABLE_TEXTS = {
     "": "",
     "policy": "",
     "custody": "[custody]\n",
+    "ledger": "[ledger]\n",
     "limits": "[limits]\n",
     "window": "[window]\n",
     "archive": '[[archive]]\nid = "r"\neffect = "never"\n',
@@ -643,9 +647,8 @@ def test_an_unknown_key_is_refused_in_every_table(table):
     text = "efect = 1\n" + head if table == "" else head + rest + "efect = 1\n"
     with pytest.raises(PolicyError) as caught:
         Policy.loads(text)
-    place = {"": "", "policy": "policy.", "limits": "limits.", "custody": "custody.", "window": "window."}.get(
-        table, f"{PLACES.get(table, f'{table}[0]')}."
-    )
+    single = ("policy", "limits", "custody", "ledger", "window")
+    place = {"": "", **{name: f"{name}." for name in single}}.get(table, f"{PLACES.get(table, f'{table}[0]')}.")
     assert caught.value.key == f"{place}efect"
     assert "not a known key" in str(caught.value)
     assert all(key in str(caught.value) for key in TABLES[table].model_fields)
@@ -955,6 +958,7 @@ SECTIONS = {
     "### `[policy]`": "policy",
     "### `[limits]`": "limits",
     "### `[custody]`": "custody",
+    "### `[ledger]`": "ledger",
     "### `[window]`": "window",
     "### `[[archive]]`": "archive",
     "### `[[archive]]` `content`": "archive.content",
