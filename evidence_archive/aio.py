@@ -702,6 +702,14 @@ class AsyncArchive:
         """
         return await self._verbs.awaited(self._archive.collect, principal=principal)
 
+    async def ledger(self, id: str, principal: Principal) -> AsyncLedger:
+        """See :meth:`evidence_archive.Archive.ledger`.
+
+        Raises:
+            NotAvailableError, FormatError, KeyringError, StoreError, IntegrityError, MisuseError: as there.
+        """
+        return AsyncLedger(await self._verbs.awaited(self._archive.ledger, id, principal), self._verbs)
+
     async def custody(self, principal: Principal) -> AsyncCustody:
         """See :meth:`evidence_archive.Archive.custody`.
 

@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from evidence_archive.anchors import open_anchor
+from evidence_archive.archiving import Archiving
+from evidence_archive.books import Books
 from evidence_archive.clock import SystemClock
 from evidence_archive.custody import Custody
 from evidence_archive.dialects import dialect as dialect_named
@@ -28,6 +30,7 @@ from evidence_archive.errors import (
 )
 from evidence_archive.excerpt import WHOLE, parse_selector
 from evidence_archive.keys import open_provider
+from evidence_archive.ledger.keeping import Ledger
 from evidence_archive.ledger.rules import Rule
 from evidence_archive.model import (
     Principal,
@@ -78,7 +81,13 @@ from evidence_archive.window.summaries import Judge, Summarizer
 if TYPE_CHECKING:
     from evidence_archive.vault import ScopeKeys
 
-__all__ = ["Archive"]
+__all__ = ["LEDGER", "Archive"]
+
+LEDGER = "ledger:"
+"""How the ids of the hidden sessions begin that hold shared ledgers."""
+
+_LEDGER_DIALECT = "chat"
+"""Of originals without messages it matters only that it stays the same."""
 
 _PASSWORD = re.compile(r"://[^/@]*@")
 
@@ -339,6 +348,8 @@ class Archive:
             MisuseError: the archive was closed, or opened in another process.
         """
         checked_name(id, "session id")
+        if id.startswith(LEDGER):
+            raise FormatError(f"A session's id does not begin with {LEDGER!r}: archive.ledger(...) opens a ledger.")
         if not isinstance(principal, Principal):
             raise FormatError('Who opens a session is a Principal(org="...", subject="...").')
         lens = dialect_named(dialect)
@@ -347,6 +358,29 @@ class Archive:
         if row.dialect != dialect:
             raise FormatError(f"This session was opened in the dialect {row.dialect}: open it in that one.")
         return Session(Records(vault, principal, row, keys, lens, with_tools=tools), summarizer, judge, rules)
+
+    def ledger(self, id: str, principal: Principal) -> Ledger:
+        """A ledger that several agents share: with books and originals of its own, made where it is new.
+
+        Args:
+            id: 1 to 249 characters; opaque.
+            principal: who asks. The first subject to open it may always; others need one of the policy's
+                ``[ledger] roles``, and then read all of its originals but those that a rule opens to other roles.
+
+        Raises:
+            NotAvailableError: it is somebody else's.
+            FormatError: the id cannot be used.
+            KeyringError, StoreError, IntegrityError: keys, store or stored bytes are not as they should be.
+            MisuseError: the archive was closed, or opened in another process.
+        """
+        checked_name(id, "ledger id")
+        name = checked_name(f"{LEDGER}{id}", "ledger id")
+        if not isinstance(principal, Principal):
+            raise FormatError('Who opens a ledger is a Principal(org="...", subject="...", roles={...}).')
+        vault = self._vault(principal, create=True)
+        row, keys = _opened_session(vault, principal, name, _LEDGER_DIALECT, sharing=self.policy.bookkeepers)
+        records = Records(vault, principal, row, keys, dialect_named(_LEDGER_DIALECT), with_tools=False)
+        return Ledger(records, Archiving(records), Books(records), is_shared=True)
 
     def custody(self, principal: Principal) -> Custody:
         """Holds, retention, shredding, keys and proofs of the principal's org.
@@ -581,9 +615,12 @@ class Archive:
 
 
 def _opened_session(
-    vault: Vault, principal: Principal, session_id: str, dialect: str
+    vault: Vault, principal: Principal, session_id: str, dialect: str, sharing: frozenset[str] = frozenset()
 ) -> "tuple[SessionRow, ScopeKeys]":
-    """The session's row and keys; made exclusively where it is new, its policy noted in the log where that is new."""
+    """The session's row and keys; made exclusively where it is new, its policy noted in the log where that is new.
+
+    Whoever has one of the roles of ``sharing`` may open it, too.
+    """
     with vault.store.reading(vault.store_wait_ms) as reader:
         row = reader.session(session_id)
         scope = None if row is None else reader.scope(row.scope_id)
@@ -633,7 +670,7 @@ def _opened_session(
             return row, scope
 
         row, scope = vault.transact(opened)
-    if row.subject != principal.subject:
+    if row.subject != principal.subject and sharing.isdisjoint(principal.roles):
         denied = [vault.leaf(audit.SESSION_DENIED, principal.subject, session_id=session_id)]
         vault.transact(lambda writer: writer.append(denied))
         raise NotAvailableError
