@@ -17,6 +17,7 @@ from evidence_archive.cli import (
     faults,
     inspect,
     keys,
+    ledger,
     policy,
     proofs,
     replay,
@@ -73,7 +74,21 @@ def _root(
         print(context.get_help())
 
 
-for _module in (demo, replay, inspect, trace, proofs, verify, evidence, custody, keys, backup, policy, faults):
+for _module in (
+    demo,
+    replay,
+    inspect,
+    trace,
+    proofs,
+    verify,
+    evidence,
+    ledger,
+    custody,
+    keys,
+    backup,
+    policy,
+    faults,
+):
     _module.register(app)
 
 
