@@ -163,6 +163,38 @@ def test_each_built_in_check_passes_on_what_is_so(desk: Desk, owner: Principal, 
         assert len(session.ledger.books().facts) == 6
 
 
+def test_a_restored_copy_is_a_source_under_the_rules_of_what_it_was_taken_from(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        talk.tool(LOG)
+        talk.say()
+        session.view(talk.messages)
+        session.label("r1", sensitivity="internal")
+        session.archive([("r1", "a note")])
+        session.view(talk.messages)
+        talk.ours(session, "restore_evidence", '{"id": "r1", "lines": "40-41"}')
+        session.view(talk.messages)
+        assert posted(session, source="r2", check=quotes("line 40: took 120 ms")).is_current
+        (kept,) = [row for row in session._records.rows.values() if row.own == "artifact"]
+        assert (kept.tool_name, kept.sensitivity) == (b"logs.search", "internal")
+        talk.say()
+        session.view(talk.messages)
+        session.archive([("r2", "a note")])
+        session.view(talk.messages)
+        fact = posted(session, source="r2#L2", check=quotes("line 41"))
+        assert session.ledger.audit(fact.id)[0].part == b"line 41: took 123 ms\r\n"
+
+
+def test_a_claim_is_made_by_the_host_or_the_model(sqlite_desk: Desk, owner: Principal):
+    with opened(sqlite_desk) as archive:
+        session = filled(archive, owner)
+        for by in ("auditor", "", None):
+            with pytest.raises(FormatError):
+                session.ledger.claim("x", ["r1"], by=by)
+        with pytest.raises(FormatError):
+            session.ledger.claim("x", "r1")
+
+
 def test_a_claim_of_another_session_is_no_claim_here(desk: Desk, owner: Principal):
     with opened(desk) as archive:
         session, other = filled(archive, owner), filled(archive, owner, "other")

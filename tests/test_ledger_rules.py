@@ -112,6 +112,15 @@ def test_a_name_that_no_artifact_can_have_is_encoded(root: Path):
     assert (finding.name, finding.data) == ("a%20b%23c", b"x")
 
 
+def test_a_folder_that_is_a_link_is_named_either_way(root: Path):
+    (root / "a").write_bytes(TEXT.encode())
+    alias = root.parent / "alias"
+    alias.symlink_to(root)
+    rule = written_file(tool="write_file", root=alias)
+    for path in (alias / "a", root / "a", "a"):
+        assert rule(ToolCall("1", "write_file", {"path": str(path), "content": TEXT}), "ok")
+
+
 # --- once, whatever happens -------------------------------------------------------------------------------------
 
 

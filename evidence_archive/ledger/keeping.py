@@ -236,19 +236,21 @@ class Ledger:
         """A claim, put down once for each call of the model."""
 
         def made(known: Sequence[Posting]) -> Claim | None:
+            if call is None:
+                return None
             asked, nth = [str(one) for one in references], 0
             for posting in known:
                 entry = posting.content
                 nth += entry["kind"] == "claim"
-                if call is not None and entry.get("call") == call and entry["kind"] == "claim":
+                if entry["kind"] == "claim" and entry.get("call") == call:
                     claim = self._added_up(known).claims[f"c{nth}"]
                     if (claim.text, [one.reference for one in claim.sources]) == (text, asked):
                         return claim
             return None
 
-        before = made(self._books.read(_BOOK)) if call is not None else None
+        before = None if call is None else made(self._books.read(_BOOK))
         if before is not None:
-            return before
+            return before  # whether its sources still resolve or not
         resolved = tuple(self._resolved(one, lent or {})[0] for one in references)
         entry = claim_entry(Claim("", text, resolved, by)) | ({} if call is None else {"call": call})
 
@@ -555,10 +557,13 @@ class Ledger:
         Raises:
             FormatError: they have more than one tool's name, so that no original of its own can be under all rules.
         """
-        tools = {text_of(name) for row in rows for name in (row.tool_name, row.result_tool_name) if name is not None}
+        origin = rows[-1]  # a copy has the facts of what it was taken from
+        tools = {text_of(name) for name in (origin.tool_name, origin.result_tool_name) if name is not None}
         kinds = {row.kind for row in rows if row.kind is not None}
         if len(tools) > 1 or len(kinds) > 1:
-            raise FormatError("This result is known under more than one tool or kind: archive it, and cite it then.")
+            raise FormatError(
+                "This result is known under several tools or kinds: it cannot be kept under all their rules."
+            )
         sensitivity = frozenset(name for row in rows for name in row.sensitivity.split("\n") if name)
         return self._keep(
             Kept("artifact", content, words, sensitivity, next(iter(tools), None), next(iter(kinds), None))

@@ -130,12 +130,11 @@ def _steps(folder: Path, named: str) -> list[str]:
     Raises:
         CheckFailedError: the name leads out of the folder, or to the folder itself.
     """
-    asked = PurePosixPath(named)
-    try:
-        below = asked.relative_to(folder) if asked.is_absolute() else asked
-    except ValueError:
-        raise CheckFailedError("written_file: the file is outside the folder.") from None
-    if not below.parts or ".." in below.parts or "\0" in named:
+    below = PurePosixPath(named)
+    for base in (folder, Path(os.path.realpath(folder))):  # a tool may name the folder either way
+        if below.is_absolute() and below.is_relative_to(base):
+            below = below.relative_to(base)
+    if below.is_absolute() or not below.parts or ".." in below.parts or "\0" in named:
         raise CheckFailedError("written_file: the file is outside the folder.")
     return list(below.parts)
 
