@@ -792,22 +792,22 @@ _ACCESS = (
     Mutation(
         "access: a copy has no rules of its origin",
         "restoring.py",
-        "self._vault.may_restore(principal, session.subject, row, origin)",
-        "self._vault.may_restore(principal, session.subject, row)",
+        "self._vault.may_restore(principal, owner, row, origin)",
+        "self._vault.may_restore(principal, owner, row)",
         "tests/test_access_path.py::test_the_rules_for_an_original_hold_for_the_copy_of_it_too[sqlite]",
     ),
     Mutation(
         "access: a copy has the rules of its origin alone",
         "restoring.py",
-        "self._vault.may_restore(principal, session.subject, row, origin)",
-        "self._vault.may_restore(principal, session.subject, origin)",
+        "self._vault.may_restore(principal, owner, row, origin)",
+        "self._vault.may_restore(principal, owner, origin)",
         "tests/test_killers.py::test_a_copy_opens_only_where_its_own_rules_let_it_too",
     ),
     Mutation(
         "access: a session opens to any subject",
         "archive.py",
-        "    if row.subject != principal.subject:\n",
-        "    if not principal.subject:\n",
+        "    if row.subject != principal.subject and sharing.isdisjoint(principal.roles):\n",
+        "    if not principal.subject and sharing.isdisjoint(principal.roles):\n",
         "tests/test_archive_door.py::test_the_first_subject_owns_a_session_and_another_is_denied_and_logged[sqlite]",
     ),
     Mutation(
