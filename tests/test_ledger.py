@@ -22,6 +22,7 @@ from evidence_archive.errors import (
     SealBrokenError,
     ShreddedError,
 )
+from evidence_archive.ledger import keeping
 from evidence_archive.ledger.checks import (
     command_succeeds,
     file_equals,
@@ -183,6 +184,35 @@ def test_a_restored_copy_is_a_source_under_the_rules_of_what_it_was_taken_from(d
         session.view(talk.messages)
         fact = posted(session, source="r2#L2", check=quotes("line 41"))
         assert session.ledger.audit(fact.id)[0].part == b"line 41: took 123 ms\r\n"
+
+
+def test_a_part_that_says_something_else_now_makes_no_fact_and_is_told_by_a_strong_reconciliation(
+    desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        fact, claim = posted(session), session.ledger.claim("line 41", ["r1#L41"])
+        monkeypatch.setattr(keeping, "_part", lambda whole, selector: b"line 41: took 123 ms!")
+        with pytest.raises(CheckFailedError, match="not what it was"):
+            session.ledger.verify(claim, quotes("ms"))
+        assert session.ledger.reconcile().agrees
+        (wrong,) = session.ledger.reconcile(strong=True).disagreements
+        assert (wrong.fact_id, wrong.why) == (fact.id, "r1#L40 no longer says what was cited.")
+        assert not session.ledger.audit(fact.id)[0].agrees
+
+
+def test_a_result_in_view_that_two_tools_claim_is_no_source_until_it_is_archived(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        talk.tool(LOG)["name"] = "files.read"
+        talk.say()
+        session.view(talk.messages)
+        with pytest.raises(FormatError, match="several tools"):
+            session.ledger.claim("line 40", ["r1#L40"])
+        session.archive([("r1", "a note")])
+        session.view(talk.messages)
+        assert posted(session).is_current
+        assert session.ledger.opening() == []
 
 
 def test_a_claim_is_made_by_the_host_or_the_model(sqlite_desk: Desk, owner: Principal):

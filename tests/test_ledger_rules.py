@@ -11,8 +11,10 @@ import pytest
 from conftest import Conversation, Desk
 from doubles import AWAY, UNWRITABLE, Characters, policy_of
 from doubles import opened as flaky
+from test_books import loosened
 
 from evidence_archive import Archive, Principal
+from evidence_archive.books import Books
 from evidence_archive.errors import CheckFailedError, MisuseError, SealBrokenError, StoreUnavailableError
 from evidence_archive.ledger import keeping
 from evidence_archive.ledger import rules as rules_module
@@ -358,3 +360,55 @@ def test_an_archive_that_was_closed_by_a_rule_is_misused(sqlite_desk: Desk, owne
         wrote(talk, "a")
         with pytest.raises(MisuseError):
             session.view(talk.messages)
+
+
+# --- what goes wrong after a rule passed --------------------------------------------------------------------------
+
+
+def test_an_entry_that_cannot_be_written_is_made_by_a_later_view_from_the_same_original(
+    sqlite_desk: Desk, owner: Principal, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (root / "a").write_bytes(TEXT.encode())
+    with opened(sqlite_desk) as archive:
+        session = archive.session("case", owner, rules=[written_file(tool="write_file", root=root)])
+        talk = Conversation()
+        wrote(talk, "a")
+
+        def away(*_: Any) -> Any:
+            raise StoreUnavailableError("The store is away: try again.")
+
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(Books, "post", away)
+            assert session.view(talk.messages) == talk.messages
+        assert not session.ledger.books().facts
+        session.view(talk.messages)
+        assert len(session.ledger.books().facts) == 1
+        assert sum(row.own == "artifact" for row in session._records.rows.values()) == 1
+
+
+def test_books_that_were_changed_break_no_view_and_suspend_archiving(sqlite_desk: Desk, owner: Principal, root: Path):
+    (root / "a").write_bytes(TEXT.encode())
+    talk = Conversation()
+    for removed in (False, True):
+        if removed:
+            loosened(sqlite_desk)
+            sqlite_desk.execute("DELETE FROM postings")
+        with opened(sqlite_desk) as archive:
+            session = archive.session("case", owner, rules=[written_file(tool="write_file", root=root)])
+            wrote(talk, "a")
+            assert session.view(talk.messages) == talk.messages
+            assert session.stats().suspended == ("integrity" if removed else None)
+
+
+def test_what_the_quota_forbids_to_keep_is_no_fact_and_breaks_no_view(
+    sqlite_desk: Desk, owner: Principal, root: Path
+):
+    (root / "a").write_bytes(TEXT.encode())
+    asked: list[str] = []
+    with sqlite_desk.open(policy=policy_of(quota_bytes_max=5), counter=Characters()) as archive:
+        session, talk = archive.session("case", owner, rules=counting(asked, root)), Conversation()
+        wrote(talk, "a")
+        for _ in range(2):
+            assert session.view(talk.messages) == talk.messages
+        assert asked == ["call_1"]
+        assert session.ledger.books().facts == {}
