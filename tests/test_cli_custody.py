@@ -14,6 +14,7 @@ from conftest import Conversation, Desk
 from evidence_archive import Archive, Principal
 from evidence_archive.cli import app, main, opening
 from evidence_archive.errors import KeyNotFoundError
+from evidence_archive.ledger.checks import quotes
 from evidence_archive.proof.checkpoint import VerifierKey, open_proof
 
 LINES = "a line of a log that is long enough\n" * 40
@@ -278,6 +279,11 @@ ASKS: dict[str, list[str]] = {
     "audit verify-checkpoint": ["{folder}/old.checkpoint"],
     "results": ["case-4711"],
     "restore": ["case-4711", "r1"],
+    "ledger show": ["--shared", "ward-3"],
+    "ledger reconcile": ["--shared", "ward-3"],
+    "ledger close": ["--shared", "ward-3"],
+    "ledger history": ["f1", "--shared", "ward-3"],
+    "ledger audit": ["f1", "--shared", "ward-3"],
 }
 """Commands whose answer depends on the policy, with arguments that do something."""
 
@@ -316,6 +322,9 @@ def guarded(run: Run, store: Desk, owner: Principal, tmp_path: Path) -> Callable
     officer = Principal("north-clinic", "records-office", {"records"})
     with store.open(policy=policy) as archive:
         archive.session("case-4711", owner)
+        ledger = archive.ledger("ward-3", officer)
+        ledger.store("report.md", "all is well")
+        ledger.post("all is well", ["artifact:report.md"], quotes("well"))
         custody = archive.custody(officer)
         hold = custody.hold("claim", session_id="case-4711", result_id="r1").id
         (tmp_path / "old.checkpoint").write_text(custody.checkpoint(), "utf-8")
@@ -342,7 +351,7 @@ def test_without_the_policy_of_the_org_nothing_is_done_and_nobody_is_let_in(
     assert (code, out) == (2 if name in ENDS_WITH_2 else 10, "")
     assert "--policy or EVIDENCE_ARCHIVE_POLICY" in err
     assert (store.saved(), set(os.listdir(tmp_path))) == (before, files)
-    if name not in ("results", "restore"):
+    if name not in ("results", "restore") and not name.startswith("ledger "):
         code, out, err = guarded(name, "--policy", "{policy}")  # as a custodian, who is nobody there
         assert (code, out) == (2 if name in ENDS_WITH_2 else 12, "")
         assert "--role and --policy" in err
@@ -356,7 +365,7 @@ def test_must_fail_control_a_command_that_takes_the_default_destroys(
     monkeypatch.setattr(opening, "_check_default", lambda *_, **__: None)
     assert guarded("hold release")[0] == 0
     assert guarded("shred")[0] == 0
-    assert store.rows("originals") == []
+    assert len(store.rows("originals")) == 1, "the ledger's, which is no part of the session"
 
 
 def test_a_backup_is_not_put_back_under_a_policy_that_was_guessed(
