@@ -47,7 +47,8 @@ TRUST = "tool-output"
 """What every original is: the output of a tool, which nobody vouches for."""
 
 COMMIT_TRIES_MAX = 20
-"""How often a batch is prepared anew because another process changed the session meanwhile."""
+KEEP_TRIES_MAX = 200
+"""How often a batch, or what is kept besides, is prepared anew because others changed the session meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,8 @@ class Archiving:
         outside: dict[int, Outside] = {}
         self._ending = False
         try:
-            for _ in range(COMMIT_TRIES_MAX):
+            # What is kept depends on nothing that others change but the next number: several agents may be at it.
+            for _ in range(KEEP_TRIES_MAX if isinstance(what, Kept) else COMMIT_TRIES_MAX):
                 self._records.refresh(self._records.vault.store_wait_ms)
                 replayed = self._replayed(tag, key, call) if call is not None or key is not None else None
                 if replayed is not None:

@@ -99,7 +99,7 @@ def test_a_summariser_that_raises_is_asked_once_more_and_then_replaced() -> None
     summary, refusals = summary_of(span_of("Shard 7 is slow."), Away())
     assert (summary, refusals) == (
         plain_summary(span_of("Shard 7 is slow.")),
-        ["The summariser raised an error."] * 2,
+        ["There was no answer (TimeoutError)."] * 2,
     )
 
 

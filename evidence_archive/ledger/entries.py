@@ -120,6 +120,11 @@ class Fact:
         return f"{self.id}: {self.text} [{', '.join(source.reference for source in self.sources)}]"
 
 
+def in_balance(facts: Iterable[Fact]) -> list[Fact]:
+    """Facts in the order of a balance: key facts first, the newest first."""
+    return sorted(facts, key=lambda fact: (not fact.is_key, -int(fact.id[1:])))
+
+
 @dataclass(frozen=True, slots=True)
 class Period:
     """What was settled at a milestone.
@@ -167,8 +172,7 @@ class Books:
 
     def established(self) -> list[Fact]:
         """The facts that hold and agreed with their sources, key facts first, the newest first."""
-        agreeing = [fact for fact in self.current() if fact.id not in self.disagreeing]
-        return sorted(agreeing, key=lambda fact: (not fact.is_key, -int(fact.id[1:])))
+        return in_balance(fact for fact in self.current() if fact.id not in self.disagreeing)
 
     def history(self, fact_id: str) -> list[Fact]:
         """A fact with all it superseded and all that superseded it, oldest first; empty for an unknown id."""

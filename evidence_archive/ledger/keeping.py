@@ -449,11 +449,7 @@ class Ledger:
             period = books.periods.get(period_id or f"p{len(books.periods)}")
             if period is None:
                 raise FormatError("There is no such period.")
-            facts = [books.facts[one] for one in period.facts]
-            ordered = sorted(facts, key=lambda fact: (not fact.is_key, -int(fact.id[1:])))
-            lines = [
-                f"{fact.id}: {fact.text} [{', '.join(one.reference for one in fact.sources)}]" for fact in ordered
-            ]
+            lines = [fact.line for fact in entries.in_balance(books.facts[one] for one in period.facts)]
             return lines if budget_tokens is None else self._within(lines, budget_tokens)
 
     def _within(self, lines: Sequence[str], budget_tokens: int) -> list[str]:

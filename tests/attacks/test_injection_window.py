@@ -42,7 +42,9 @@ OURS = re.compile(
         (
             *map(re.escape, (HEAD, CHANGES_HEAD, "Established facts:", "The card of this task:")),
             r"Left this window, newest first; restore_evidence with the id gives the exact messages:",
-            r"\.\.\. (and )?\d+ (facts|items of the card|spans)( more)?",
+            r"Open or decided in turns that left, newest first:",
+            r"\.\.\. (and )?\d+ (facts|items of the card|points|spans)( more)?",
+            r"\.\.\. and \d+ older spans that nothing refers to: search_evidence finds what is in them",
             r"The window holds \d+ tokens: archive long results you have finished with \(archive_evidence\)\.",
             r"> .*",
         )

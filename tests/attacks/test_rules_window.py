@@ -13,6 +13,7 @@ from evidence_archive.archiving import Archiving, Kept
 from evidence_archive.books import POSTING_BYTES_MAX, Books
 from evidence_archive.ledger.checks import quotes
 from evidence_archive.records import Records
+from evidence_archive.windowing import Windowing
 
 PHYSICIAN = Principal(org="north-clinic", subject="owner", roles={"physician"})
 CLERK = Principal(org="north-clinic", subject="owner", roles={"agent"})
@@ -59,11 +60,18 @@ def spans_with_it(archive: Archive, principal: Principal) -> list[str]:
     return found
 
 
-def test_a_span_is_under_the_rules_of_every_result_in_it(desk: Desk):
+def test_what_left_a_window_is_under_the_rules_of_every_result_in_it(desk: Desk):
+    """A span is under all their rules, for what was said of them, though what they said is in their originals alone."""
     with opened(desk) as archive:
         longer(*filled(archive))
-        assert spans_with_it(archive, PHYSICIAN) != []
-        assert spans_with_it(archive, CLERK) == []
+        session, clerk = archive.session("case", PHYSICIAN), archive.session("case", CLERK)
+        assert session.restore("r1").content == SECRET * 3
+        first = next(row.number for row in session._records.rows.values() if row.own == "span")
+        assert "[r1: a result" in session.restore(f"r{first}").content
+        for id in ("r1", f"r{first}"):
+            with pytest.raises(NotAvailableError):
+                clerk.restore(id)
+        assert spans_with_it(archive, PHYSICIAN) == []
         assert archive.session("case", CLERK).search("diagnosis").hits == ()
         assert archive.session("case", PHYSICIAN).search("diagnosis").hits != ()
 
@@ -82,19 +90,27 @@ def test_what_is_kept_for_a_fact_is_under_the_rules_of_what_it_is_made_from(desk
         assert not clerk.reconcile(strong=True).agrees, "what may not be read again does not agree"
 
 
-@pytest.mark.parametrize("broken", ["span", "artifact"])
 def test_must_fail_control_what_is_kept_without_labels_is_open_to_others(
-    sqlite_desk: Desk, monkeypatch: pytest.MonkeyPatch, broken: str
+    sqlite_desk: Desk, monkeypatch: pytest.MonkeyPatch
 ):
     keep = Archiving.keep
     monkeypatch.setattr(Archiving, "keep", lambda self, kept: keep(self, Kept(kept.own, kept.content, kept.words)))
     with opened(sqlite_desk) as archive:
-        session, talk = filled(archive)
-        if broken == "span":
-            longer(session, talk)
-        else:
-            session.ledger.claim("a claim", ["r1#L1"])
+        session, _ = filled(archive)
+        session.ledger.claim("a claim", ["r1#L1"])
         assert spans_with_it(archive, CLERK) != []
+
+
+def test_must_fail_control_a_span_of_messages_as_they_were_holds_what_results_said(
+    sqlite_desk: Desk, monkeypatch: pytest.MonkeyPatch
+):
+    def naive(self: Windowing, at: int, message: Any) -> str:
+        return self._records.dialect.plain(self._records.timeline.messages[at])
+
+    monkeypatch.setattr(Windowing, "_line", naive)
+    with opened(sqlite_desk) as archive:
+        longer(*filled(archive))
+        assert spans_with_it(archive, PHYSICIAN) != []
 
 
 def test_a_large_result_that_a_policy_keeps_in_view_is_not_archived_by_the_host(desk: Desk):

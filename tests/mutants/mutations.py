@@ -1752,15 +1752,15 @@ _BOOKS = (
     Mutation(
         "ledger: what does not agree enters the balance",
         "ledger/keeping.py",
-        "for fact in books.current() if fact.id not in disagreeing]",
+        "for fact in books.current() if fact.id in agreeing]",
         "for fact in books.current()]",
         "tests/test_ledger.py::test_a_shredded_source_is_told_and_its_fact_does_not_enter_the_next_balance[sqlite]",
     ),
     Mutation(
         "ledger: what is kept for a fact loses its labels",
         "ledger/keeping.py",
-        'f"what {format_result_id(number)} says", sensitivity)',
-        'f"what {format_result_id(number)} says")',
+        'Kept("artifact", content, words, sensitivity, next(iter(tools)',
+        'Kept("artifact", content, words, frozenset(), next(iter(tools)',
         "tests/attacks/test_rules_window.py::"
         "test_what_is_kept_for_a_fact_is_under_the_rules_of_what_it_is_made_from[sqlite]",
     ),
@@ -1797,7 +1797,7 @@ _BOOKS = (
         "windowing.py",
         "        if told is not None and have_gone:",
         "        if told is not None and not have_gone:",
-        "tests/attacks/test_rules_window.py::test_a_span_is_under_the_rules_of_every_result_in_it[sqlite]",
+        "tests/attacks/test_rules_window.py::test_what_left_a_window_is_under_the_rules_of_every_result_in_it[sqlite]",
     ),
     Mutation(
         "window: a result that cannot be archived leaves with its text in a span",
@@ -1825,8 +1825,8 @@ _BOOKS = (
     Mutation(
         "window: a fact that no longer agrees is told as established",
         "ledger/entries.py",
-        "if fact.id not in self.disagreeing]",
-        "if fact.id]",
+        "if fact.id not in self.disagreeing)",
+        "if fact.id)",
         "tests/test_session_carried.py::"
         "test_a_fact_that_did_not_agree_with_its_source_is_told_as_established_no_more",
     ),
@@ -1835,7 +1835,7 @@ _BOOKS = (
         "windowing.py",
         'Kept("span", "\\n".join(lines), line, sensitivity)',
         'Kept("span", "\\n".join(lines), line)',
-        "tests/attacks/test_rules_window.py::test_a_span_is_under_the_rules_of_every_result_in_it[sqlite]",
+        "tests/attacks/test_rules_window.py::test_what_left_a_window_is_under_the_rules_of_every_result_in_it[sqlite]",
     ),
     Mutation(
         "window: what is carried is not cleaned",
