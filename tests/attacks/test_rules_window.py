@@ -61,7 +61,7 @@ def spans_with_it(archive: Archive, principal: Principal) -> list[str]:
 
 
 def test_what_left_a_window_is_under_the_rules_of_every_result_in_it(desk: Desk):
-    """A span is under all their rules, for what was said of them, though what they said is in their originals alone."""
+    """A span is under all their rules, for what was said of them; what they said is in their originals alone."""
     with opened(desk) as archive:
         longer(*filled(archive))
         session, clerk = archive.session("case", PHYSICIAN), archive.session("case", CLERK)
