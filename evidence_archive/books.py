@@ -135,14 +135,31 @@ class Books:
         self._known: dict[str, tuple[list[Posting], PostingRow | None]] = {}
         """What was read of each book, and the last row of it."""
 
-    def read(self, book: str) -> Sequence[Posting]:
+    def seen(self, book: str) -> Sequence[Posting]:
+        """All of a book as the session's newest row counts it, for a view: the store is asked for what is new alone.
+
+        Raises:
+            SealBrokenError: postings were removed or changed.
+            StoreError: the store cannot be read within ``view_wait_ms_max``.
+        """
+        known, _ = self._known.get(book, ([], None))
+        if len(known) == counts_of(self._records.row).get(book, 0):
+            return known
+        return self.read(book, wait_ms=self._records.limits.view_wait_ms_max)
+
+    def read(self, book: str, *, wait_ms: int | None = None) -> Sequence[Posting]:
         """All of a book, in order; what was read before is not read again.
+
+        Args:
+            book: its name.
+            wait_ms: bound on waiting for a lock, in milliseconds; as long as a write may wait by default.
 
         Raises:
             SealBrokenError: postings were removed or changed.
             StoreError: the store cannot be read.
         """
-        with self._records.vault.store.reading(self._records.vault.store_wait_ms) as reader:
+        vault = self._records.vault
+        with vault.store.reading(vault.store_wait_ms if wait_ms is None else wait_ms) as reader:
             session = reader.session(self._records.id)
             if session is None:
                 raise SealBrokenError("This session's row is gone: it was removed outside this library.")

@@ -40,15 +40,24 @@ class Carding:
         """
         return self._fold(self._books.read(CARD_BOOK))
 
+    def card_seen(self) -> Card:
+        """The card as the session's newest row counts its changes, for a view.
+
+        Raises:
+            SealBrokenError: postings were removed or changed.
+            StoreError: the store cannot be read within ``view_wait_ms_max``.
+        """
+        return self._fold(self._books.seen(CARD_BOOK))
+
     def card_at(self, version: int) -> Card:
-        """The card as it was when it had this version.
+        """The card as it was when it had this version, for a view.
 
         Raises:
             SealBrokenError: postings were removed or changed.
             StoreError: the store cannot be read.
         """
         card = NOTHING
-        for posting in self._books.read(CARD_BOOK):
+        for posting in self._books.seen(CARD_BOOK):
             if card.version >= version:
                 break
             card = self._sum([posting], card)

@@ -9,30 +9,29 @@ list holds them: they are archived at the next commit.
 """
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from operator import is_
 from typing import Any
 
 from evidence_archive.archiving import Archiving, Kept
-from evidence_archive.batch import Item
 from evidence_archive.books import Books, counts_of
 from evidence_archive.carding import Carding
+from evidence_archive.curating import Curator, Mark
 from evidence_archive.dialects.base import Reading
-from evidence_archive.errors import BatchRejectedError, EvidenceArchiveError
+from evidence_archive.errors import EvidenceArchiveError
 from evidence_archive.ledger.entries import Fact
 from evidence_archive.ledger.keeping import Ledger
-from evidence_archive.matching import NOTE, Place
-from evidence_archive.model import SummaryQuality, WindowPolicy, format_result_id, text_of
+from evidence_archive.matching import NOTE
+from evidence_archive.model import SummaryQuality, WindowPolicy, format_result_id
 from evidence_archive.notes import SEARCH_TOOL, clean_name
-from evidence_archive.records import Records, clone, rendering
+from evidence_archive.records import Records
 from evidence_archive.vault import SHREDDED
 from evidence_archive.window.card import Card
 from evidence_archive.window.carrying import Left, carried, indexed
 from evidence_archive.window.changing import card_changes, changes, fact_changes
 from evidence_archive.window.costs import Prices, Rewrite, cached_tokens
-from evidence_archive.window.describing import described
 from evidence_archive.window.fitting import kept
 from evidence_archive.window.summaries import Judge, Span, Summarizer, Summary, check_loss, summarised
 
@@ -41,9 +40,8 @@ __all__ = ["MESSAGE_TOKENS", "Windowing"]
 MESSAGE_TOKENS = 4
 """Tokens a message costs beyond its text."""
 
-HOST_NOTE_CHARS_MAX = 600
 SUMMARY_TOKENS_MAX = 600
-"""Bounds on a note and a summary that nobody wrote by hand, in characters and in tokens."""
+"""Bound on a summary."""
 
 FREED_SHARE = 0.5
 """When turns have to leave, so many leave that this share of the budget for turns is free again."""
@@ -125,6 +123,7 @@ class Windowing:
         self._carding = carding
         self._ledger = ledger
         self._policy = policy
+        self._curator = Curator(records, archiving, policy)
         self._summarizer = summarizer
         self._judge = judge
         self._prices = Prices(policy.price_input, policy.price_cached_input, policy.price_output)
@@ -284,7 +283,7 @@ class Windowing:
             facts = {fact.id: fact.line for fact in self._ledger.established()[1]}
             lines = [
                 *fact_changes(self._told_facts, facts),
-                *card_changes(self._told_card, self._carding.card()),
+                *card_changes(self._told_card, self._carding.card_seen()),
             ]
         except EvidenceArchiveError as error:
             records.trouble(error)
@@ -356,7 +355,7 @@ class Windowing:
 
     def _load(self, rendered: Sequence[Any]) -> None:
         """What the newest commit to this list left, of whichever process; all spans are told of in any case."""
-        contents = [posting.content for posting in self._books.read(_BOOK)]
+        contents = [posting.content for posting in self._books.seen(_BOOK)]
         self._begin_anew()
         self._told_card, self._told_facts = Card(), frozenset()
         if not contents:
@@ -402,60 +401,17 @@ class Windowing:
         if not self._fits(read):
             return True
         if is_cache_cold and self._tokens(read) > self._policy.low * self._policy.window_tokens_max:
-            marks = self._marks(self._policy.keep_turns)
+            marks = self._curator.marks(self._policy.keep_turns, self._state.start)
             if marks and self._rewrite(read, marks).cold.pays(self._prices, self._policy.horizon_requests):
                 return True
         if self._tokens(read) < self._policy.high * self._policy.window_tokens_max:
             return False
         if self._records.timeline.turns - self._state.turns < self._policy.cooldown_turns:
             return False
-        marks = self._marks(self._policy.keep_turns)
+        marks = self._curator.marks(self._policy.keep_turns, self._state.start)
         return bool(marks) and self._rewrite(read, marks).pays(self._prices, self._policy.horizon_requests)
 
-    def _marks(self, keep_turns: int) -> list[tuple[Place, str, int]]:
-        """Results that are finished with, oldest first, each with its note and the tokens it frees."""
-        records, policy = self._records, self._policy
-        newest: dict[tuple[str, str], int] = {}
-        for place in records.timeline.places:
-            if place.call is not None:
-                newest[place.call.name, str(place.call.arguments)] = place.index
-        found = []
-        for place in records.timeline.places:
-            if place.number is None or place.form == NOTE or place.call is None or place.index < self._state.start:
-                continue
-            row = records.rows[place.number]
-            if row.state != "live" or row.own is not None or row.tokens < policy.archive_tokens_min:
-                continue
-            superseded = newest[place.call.name, str(place.call.arguments)] > place.index
-            if not superseded and records.timeline.turns_after(place.index) < keep_turns:
-                continue
-            if not self._may_go(place):
-                continue
-            note = self._note(place)
-            shown = clone(row)
-            shown.rendering = rendering(with_tools=records.with_tools, estimated=records.counter.estimated)
-            saved = row.tokens - records.counter.count(records.note_text(shown, note))
-            if saved > 0:
-                found.append((place, note, saved))
-        return found
-
-    def _may_go(self, place: Place) -> bool:
-        """Whether the model has read a result, and no rule keeps it in view."""
-        records, row = self._records, self._records.rows[place.number or 0]
-        facts = records.facts(row, place, records.original(place))
-        return records.is_read(place) and records.protection(row, facts) is None
-
-    def _note(self, place: Place) -> str:
-        """The host's note on a result."""
-        records, row = self._records, self._records.rows[place.number or 0]
-        return described(
-            records.dialect.plain_text(records.original(place)) or "",
-            tool=text_of(row.tool_name),
-            arguments="" if place.call is None else place.call.arguments,
-            chars_max=min(HOST_NOTE_CHARS_MAX, records.limits.note_chars_max),
-        )
-
-    def _rewrite(self, read: Sequence[_Read], marks: Sequence[tuple[Place, str, int]]) -> Rewrite:
+    def _rewrite(self, read: Sequence[_Read], marks: Sequence[Mark]) -> Rewrite:
         first = min(place.index for place, _, _ in marks)
         removed = sum(saved for _, _, saved in marks)
         return Rewrite(removed, sum(one.tokens for one in read[first:]) - removed)
@@ -469,12 +425,14 @@ class Windowing:
             excess = self._tokens(read) - int(policy.low * policy.window_tokens_max)
             if excess <= 0 or (keep_turns == 0 and self._fits(read)):
                 break  # results of the newest turns go only where the list would not fit
-            if self._archived(self._marks(keep_turns), excess):
+            if self._curator.archive(self._curator.marks(keep_turns, self._state.start), excess):
                 read = self._read(render())
         read = self._leave(read, render)
         state, tokens = self._state, self._tokens(read)
         after = self._list(read, state.pinned, state.start)
-        changed = (at for at, (old, new) in enumerate(zip(before, after, strict=False)) if old is not new)
+        changed = (
+            at for at, (old, new) in enumerate(zip(before, after, strict=False)) if old is not new and old != new
+        )
         same = {id(message) for message in after[: next(changed, len(after))]}
         ahead = sum(one.tokens for one in read if id(one.message) in same)
         rewrite = Rewrite(before_tokens - tokens, tokens - ahead)
@@ -491,26 +449,6 @@ class Windowing:
             carried_tokens=self._carried_tokens(),
         )
         return read
-
-    def _archived(self, marks: Sequence[tuple[Place, str, int]], excess: int) -> bool:
-        """Whether so many results were archived, the oldest first, that the excess is gone or none is left."""
-        batch = []
-        for place, note, saved in marks[: self._records.limits.batch_items_max]:
-            if excess <= 0:
-                break
-            batch.append(Item(format_result_id(place.number or 0), note))
-            excess -= saved
-        if not batch:
-            return False
-        try:
-            self._archiving.archive(tuple(batch), None, None)
-        except BatchRejectedError as error:
-            self._archiving.rejected(error, None)
-            return False
-        except EvidenceArchiveError as error:
-            self._records.trouble(error)
-            return False
-        return True
 
     def _leave(self, read: list[_Read], render: Callable[[], list[Any]]) -> list[_Read]:
         """The list after turns that do not fit have left: archived, summarised, and told of."""
@@ -538,47 +476,13 @@ class Windowing:
         )
         self._state = state
         told = self._told(read, sorted(outside)) if outside else None
-        have_gone = self._results_go(outside)
+        have_gone = self._curator.let_go(outside)
         read = self._read(render()) if outside else read
         self._prefix = [one.message for one in read[: found.start]]
         self._fingerprint = self._print(self._prefix)
         if told is not None and have_gone:
             self._keep(read, sorted(outside), told)
         return read
-
-    def _results_go(self, outside: Collection[int]) -> bool:
-        """Whether every result of messages that leave has an original of its own, where it can have one."""
-        records = self._records
-        items = [
-            Item(format_result_id(place.number), self._note(place))
-            for place in records.timeline.places
-            if place.index in outside
-            and place.number is not None
-            and place.form != NOTE
-            and place.call is not None
-            and records.rows[place.number].state == "live"
-            and records.rows[place.number].own in (None, "copy")
-            and self._may_go(place)
-        ]
-        size = records.limits.batch_items_max
-        return all(self._gone(items[at : at + size]) for at in range(0, len(items), size))
-
-    def _gone(self, items: Sequence[Item]) -> bool:
-        """Whether a batch of them was archived; what cannot be an original stays in its message."""
-        if not items:
-            return True
-        try:
-            self._archiving.archive(tuple(items), None, None, is_leaving=True)
-        except BatchRejectedError as error:
-            if error.reason != "targets":
-                self._archiving.rejected(error, None)
-                return False
-            fit = {target.result_id for target in error.targets if target.status == "ok"}
-            return self._gone([item for item in items if item.id in fit])
-        except EvidenceArchiveError as error:
-            self._records.trouble(error)
-            return False
-        return True
 
     def _line(self, at: int, message: Any) -> str:
         """A message as a span holds it: results that have an original are named, and so is what a search found.
@@ -611,7 +515,7 @@ class Windowing:
         )
         line = _tools_line(told.tools)
         try:
-            card = self._carding.card()
+            card = self._carding.card_seen()
             entries, facts = self._ledger.established()
             kept_as = self._archiving.keep(Kept("span", "\n".join(lines), line, sensitivity)).targets[0].result_id
             decisions = [item for item in card.items.values() if item.kind == "decision"]

@@ -1,10 +1,8 @@
 """The ledger of a session: artifacts and claims go in, the host's checks make facts, periods settle what agrees.
 
-Sources are resolved to exact bytes under the rules of a restore, and their digests stand with the fact. A result that
-is still in view is kept as an original first, so that a fact never points at what only the conversation holds.
+Nothing is ever changed: entries are put down in a book, with the digests of what they cite (``sources.py``).
 """
 
-import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,16 +18,13 @@ from evidence_archive.errors import (
     NotAvailableError,
     ShreddedError,
 )
-from evidence_archive.excerpt import WHOLE, Selector, excerpt
 from evidence_archive.ledger import entries
 from evidence_archive.ledger.checks import Check
 from evidence_archive.ledger.entries import Artifact, Claim, Fact, Outcome, Period, Source, added_up
-from evidence_archive.matching import NOTE
-from evidence_archive.model import Content, Principal, encode_exact, format_result_id, text_of
-from evidence_archive.ports import ResultRow
+from evidence_archive.ledger.sources import BROKEN, NOT_THERE, Lent, Sources, content_of
 from evidence_archive.records import Records
 from evidence_archive.references import Reference, parse_reference
-from evidence_archive.restoring import Found, Restoring
+from evidence_archive.restoring import Restoring
 
 __all__ = [
     "ARTIFACT_BYTES_MAX",
@@ -40,7 +35,6 @@ __all__ = [
     "Report",
     "Sourced",
     "claim_entry",
-    "content_of",
     "fact_entry",
     "references_of",
 ]
@@ -51,9 +45,6 @@ OPENING_TOKENS = 4_000
 """How much of an opening balance is given, unless the host says otherwise, in tokens."""
 
 _BOOK = "ledger"
-
-_NOT_THERE = "is not there any more."
-_BROKEN = "does not open: stored bytes were changed."
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +111,6 @@ class Sourced(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Lent:
-    """An original of a session that a shared ledger is to keep."""
-
-    content: Content
-    words: str
-    rows: tuple[ResultRow, ...]
-    """The result, and what it is a copy of: the rules of both hold."""
-
-
 class Ledger:
     """Books of facts; ``session.ledger``, or ``archive.ledger(...)`` where several share them. Thread-safe.
 
@@ -142,6 +123,7 @@ class Ledger:
         self._records = records
         self._archiving = archiving
         self._books = books
+        self._sources = Sources(records, archiving, is_shared=is_shared)
         self._is_shared = is_shared
         self._known: tuple[int, Posting | None, entries.Books] = (0, None, entries.NOTHING)
         """How many entries were added up, the last of them, and what they came to."""
@@ -231,7 +213,7 @@ class Ledger:
         by: str,
         *,
         call: str | None = None,
-        lent: Mapping[int, _Lent] | None = None,
+        lent: Mapping[int, Lent] | None = None,
     ) -> Claim:
         """A claim, put down once for each call of the model."""
 
@@ -251,7 +233,7 @@ class Ledger:
         before = None if call is None else made(self._books.read(_BOOK))
         if before is not None:
             return before  # whether its sources still resolve or not
-        resolved = tuple(self._resolved(one, lent or {})[0] for one in references)
+        resolved = tuple(source for source, _ in self._resolved(references, lent))
         entry = claim_entry(Claim("", text, resolved, by)) | ({} if call is None else {"call": call})
 
         def decide(known: Sequence[Posting]) -> tuple[list[Mapping[str, Any]], tuple[Claim | None, list[Posting]]]:
@@ -281,7 +263,7 @@ class Ledger:
         with self._at_hand():
             parts = []
             for source in claim.sources:
-                now, part = self._read(source)
+                now, part = self._sources.read(source)
                 if now != source:
                     raise CheckFailedError("A source is not what it was when the claim was made; claim it again.")
                 parts.append(part)
@@ -316,7 +298,7 @@ class Ledger:
         """
         references = references_of(text, sources)
         with self._at_hand():
-            resolved = [self._resolved(one) for one in references]
+            resolved = self._resolved(references)
             outcome, cited = _passed(check, [part for _, part in resolved]), tuple(source for source, _ in resolved)
 
             def made(books: entries.Books) -> list[dict[str, Any]]:
@@ -368,7 +350,7 @@ class Ledger:
         counts = {True: 0, False: 0}
         current = self._all().current()
         weak = [fact for fact in current if not (strong or fact.is_key)]
-        unfit = self._unfit({source.result_id for fact in weak for source in fact.sources})
+        unfit = self._sources.unfit({source.result_id for fact in weak for source in fact.sources})
         for fact in current:
             is_strong = strong or fact.is_key
             counts[is_strong] += 1
@@ -383,12 +365,12 @@ class Ledger:
         """Why the cited parts, read again, are not what was cited."""
         for source in fact.sources:
             try:
-                if self._read(source)[0] != source:
+                if self._sources.read(source)[0] != source:
                     return f"{source.reference} no longer says what was cited."
             except (NotAvailableError, ShreddedError, FormatError):
-                return f"{source.reference} {_NOT_THERE}"
+                return f"{source.reference} {NOT_THERE}"
             except IntegrityError:
-                return f"{source.reference} {_BROKEN}"
+                return f"{source.reference} {BROKEN}"
         return None
 
     def close(self, *, window_from: int | None = None, window_to: int | None = None) -> Period:
@@ -486,7 +468,7 @@ class Ledger:
                 raise FormatError("There is no such fact.")
             cited = []
             for source in fact.sources:
-                found, now, part = self._opened(source)
+                found, now, part = self._sources.opened(source)
                 kind = parse_reference(source.reference).selector.kind
                 Restoring(self._records.vault).granted(
                     self._records.principal, found, part=kind, reason=f"audit of {fact_id}"
@@ -497,7 +479,7 @@ class Ledger:
     def established(self, entries_max: int | None = None) -> tuple[int, list[Fact]]:
         """The number of entries, and the facts that hold and agreed with their sources, as a balance orders them.
 
-        For callers that hold the records' lock: nothing is refreshed.
+        As the session's newest row counts them, for a view that holds the records' lock: nothing is refreshed.
 
         Args:
             entries_max: look at so many of the first entries only; ``None`` for all.
@@ -505,82 +487,20 @@ class Ledger:
         Raises:
             StoreError, IntegrityError: the store cannot be read, or was changed.
         """
-        known = self._books.read(_BOOK)
+        known = self._books.seen(_BOOK)
         if entries_max is None or entries_max >= len(known):
             return len(known), self._added_up(known).established()
         first = known[:entries_max]
         return len(first), added_up((one.content, one.created_at_us) for one in first).established()
 
-    # --- sources ---------------------------------------------------------------------------------------------------
+    def _resolved(
+        self, references: Sequence[Reference], lent: Mapping[int, Lent] | None = None
+    ) -> list[tuple[Source, bytes]]:
+        names_artifact = any(one.artifact is not None for one in references)
+        artifacts = self._all().artifacts if names_artifact else {}
+        return [self._sources.resolved(one, artifacts, lent or {}) for one in references]
 
-    def _resolved(self, reference: Reference, lent: Mapping[int, _Lent] | None = None) -> tuple[Source, bytes]:
-        """A source for a reference, and the exact bytes of the cited part; what is only in view is kept first."""
-        number = reference.number
-        if reference.artifact is not None:
-            artifact = self._all().artifacts.get(reference.artifact)
-            if artifact is None:
-                raise NotAvailableError
-            result_id = artifact.result_id
-        elif number is not None and lent and number in lent:
-            result_id = self._kept_as(lent[number].content, lent[number].words, lent[number].rows)
-            reference = Reference(int(result_id[1:]), None, reference.selector)
-        elif number is not None and self._is_live(number):
-            result_id = self._kept_as(*self._in_view(number))
-        else:
-            result_id = format_result_id(number or 0)
-        return self._read(Source(str(reference), result_id, "", ""))
-
-    def _is_live(self, number: int) -> bool:
-        row = self._records.rows.get(number)
-        return row is not None and row.state == "live" and row.own in (None, "copy")
-
-    def _in_view(self, number: int) -> tuple[Content, str, tuple[ResultRow, ...]]:
-        """Just what a result in view says, where its session could restore it."""
-        records = self._records
-        place, row = records.timeline.by_number.get(number), records.rows[number]
-        if place is None or place.form == NOTE:
-            raise NotAvailableError
-        content, rows = records.original(place), (row, records.facts_row(row))
-        if records.tag(content) != row.content_tag:
-            raise NotAvailableError
-        if not records.vault.may_restore(records.principal, records.row.subject, *rows):
-            raise NotAvailableError
-        return content, f"what {format_result_id(number)} says", rows
-
-    def _kept_as(self, content: Content, words: str, rows: Sequence[ResultRow]) -> str:
-        """The id of an original that holds just this, under the rules of these results.
-
-        Raises:
-            FormatError: they have more than one tool's name, so that no original of its own can be under all rules.
-        """
-        origin = rows[-1]  # a copy has the facts of what it was taken from
-        tools = {text_of(name) for name in (origin.tool_name, origin.result_tool_name) if name is not None}
-        kinds = {row.kind for row in rows if row.kind is not None}
-        if len(tools) > 1 or len(kinds) > 1:
-            raise FormatError(
-                "This result is known under several tools or kinds: it cannot be kept under all their rules."
-            )
-        sensitivity = frozenset(name for row in rows for name in row.sensitivity.split("\n") if name)
-        return self._keep(
-            Kept("artifact", content, words, sensitivity, next(iter(tools), None), next(iter(kinds), None))
-        )
-
-    def _keep(self, kept: Kept) -> str:
-        """The id of an original that holds just this under just these rules; archived where none does."""
-        tag = self._records.tag(kept.content)
-        for one in self._records.rows.values():
-            if (
-                one.own == "artifact"
-                and one.state == "archived"
-                and one.content_tag == tag
-                and one.sensitivity == "\n".join(sorted(kept.sensitivity))
-                and one.kind == kept.kind
-                and text_of(one.tool_name) == (kept.own if kept.tool is None else kept.tool)
-            ):
-                return format_result_id(one.number)
-        return str(self._archiving.keep(kept).targets[0].result_id)
-
-    def _lent(self, session: Sourced | None, references: Sequence[Reference]) -> dict[int, _Lent]:
+    def _lent(self, session: Sourced | None, references: Sequence[Reference]) -> dict[int, Lent]:
         """Originals of a session, for a shared ledger: got as its principal gets them, before our own lock is taken.
 
         Raises:
@@ -597,51 +517,7 @@ class Ledger:
             raise NotAvailableError
         numbers = dict.fromkeys(one.number for one in references if one.number is not None)
         with theirs._at_hand():
-            return {number: theirs._lending(number, mine, self._records.id) for number in numbers}
-
-    def _lending(self, number: int, principal: Principal, to: str) -> _Lent:
-        """An original of this session; what is not in view is restored, and the grant is in the log."""
-        records, result_id = self._records, format_result_id(number)
-        if self._is_live(number):
-            content, _, rows = self._in_view(number)
-        else:
-            restoring = Restoring(records.vault)
-            found = restoring.find(principal, records.id, result_id)
-            chosen = restoring.selected(found, WHOLE)
-            content = restoring.opened(principal, found, chosen, records.dialect).content
-            restoring.granted(principal, found, part=None, reason=f"kept in {to}")
-            rows = (found.row, found.origin)
-        return _Lent(content, f"what {result_id} of session {records.id} says", rows)
-
-    def _read(self, source: Source) -> tuple[Source, bytes]:
-        """The source as it is now, and the exact bytes of the cited part."""
-        _, now, part = self._opened(source)
-        return now, part
-
-    def _opened(self, source: Source) -> tuple[Found, Source, bytes]:
-        """Where the source was found, too; what is released of it has to be in the log first."""
-        records = self._records
-        restoring = Restoring(records.vault)
-        found = restoring.find(records.principal, records.id, source.result_id, as_owner=self._is_shared)
-        chosen = restoring.selected(found, WHOLE)
-        content = restoring.opened(records.principal, found, chosen, records.dialect).content
-        whole = _bytes_of(content)
-        part = _part(whole, parse_reference(source.reference).selector)
-        digests = sha256(part).hexdigest(), sha256(whole).hexdigest()
-        return found, Source(source.reference, source.result_id, *digests), part
-
-    def _unfit(self, result_ids: Iterable[str]) -> dict[str, str]:
-        """What is wrong with originals by their sealed records alone; their bytes are not looked at."""
-        records, found = self._records, {}
-        with records.vault.store.reading(records.vault.store_wait_ms) as reader:
-            for result_id in result_ids:
-                try:
-                    there = reader.find(records.id, int(result_id[1:]))
-                    if there is None or there[2].state != "archived":
-                        found[result_id] = _NOT_THERE
-                except IntegrityError:
-                    found[result_id] = _BROKEN
-        return found
+            return {number: theirs._sources.lend(number, mine, self._records.id) for number in numbers}
 
     # --- entries in the book ---------------------------------------------------------------------------------------
 
@@ -765,43 +641,3 @@ def _plain(sources: Iterable[Source]) -> list[dict[str, str]]:
         }
         for one in sources
     ]
-
-
-def content_of(data: bytes) -> Content:
-    """Bytes as a content: text where they are UTF-8, else one part in base64."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return [{"type": "artifact", "encoding": "base64", "data": base64.b64encode(data).decode("ascii")}]
-
-
-def _bytes_of(content: Any) -> bytes:
-    """The exact bytes that a content stands for."""
-    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
-        part = content[0]
-        if part.keys() == {"type", "encoding", "data"} and part["type"] == "artifact":
-            return base64.b64decode(part["data"], validate=True)
-    encoded = encode_exact(content)
-    if encoded is None:
-        raise FormatError("This original cannot be cited.")
-    return b"".join(encoded.pieces())
-
-
-def _part(whole: bytes, selector: Selector) -> bytes:
-    """The cited part of an original, as bytes.
-
-    Raises:
-        FormatError: it is not there, or the original is not text where text is asked for.
-    """
-    if selector.is_whole:
-        return whole
-    if selector.byte_range is not None:
-        first, last = selector.byte_range
-        if last >= len(whole):
-            raise FormatError("The original has not so many bytes.")
-        return whole[first : last + 1]
-    try:
-        text = whole.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError as error:
-        raise FormatError("This original is not text: cite it as a whole, or by bytes.") from error
-    return excerpt(text, selector, matches_max=1).text.encode("utf-8", "surrogatepass")

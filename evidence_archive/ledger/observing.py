@@ -19,8 +19,9 @@ from evidence_archive.errors import (
 )
 from evidence_archive.ledger import entries
 from evidence_archive.ledger.entries import Claim, Source
-from evidence_archive.ledger.keeping import ARTIFACT_BYTES_MAX, Ledger, claim_entry, content_of, fact_entry
+from evidence_archive.ledger.keeping import ARTIFACT_BYTES_MAX, Ledger, claim_entry, fact_entry
 from evidence_archive.ledger.rules import Finding, Rule
+from evidence_archive.ledger.sources import content_of
 from evidence_archive.matching import NOTE, Place
 from evidence_archive.model import ToolCall, format_result_id, text_of
 from evidence_archive.records import Records
@@ -133,7 +134,7 @@ class Observing:
         sensitivity = frozenset(filter(None, row.sensitivity.split("\n")))
         what = Kept("artifact", content_of(finding.data), finding.name, sensitivity, text_of(row.tool_name), row.kind)
         digest = sha256(finding.data).hexdigest()
-        return Source(f"artifact:{finding.name}", self._ledger._keep(what), digest, digest)
+        return Source(f"artifact:{finding.name}", self._ledger._sources.keep(what), digest, digest)
 
     def _log(self, number: int) -> None:
         """Why it was not verified is in the ledger, sealed."""

@@ -1758,11 +1758,46 @@ _BOOKS = (
     ),
     Mutation(
         "ledger: what is kept for a fact loses its labels",
-        "ledger/keeping.py",
+        "ledger/sources.py",
         'Kept("artifact", content, words, sensitivity, next(iter(tools)',
         'Kept("artifact", content, words, frozenset(), next(iter(tools)',
         "tests/attacks/test_rules_window.py::"
         "test_what_is_kept_for_a_fact_is_under_the_rules_of_what_it_is_made_from[sqlite]",
+    ),
+    Mutation(
+        "ledger: who shares one has no more than who made it",
+        "restoring.py",
+        "owner = principal.subject if as_owner else session.subject",
+        "owner = session.subject",
+        "tests/test_ledger_shared.py::test_who_made_it_and_who_has_a_role_share_one_ledger_and_nobody_else[sqlite]",
+    ),
+    Mutation(
+        "ledger: what only others may restore is a source",
+        "ledger/sources.py",
+        "if not records.vault.may_restore(records.principal, records.row.subject, *rows):",
+        "if not rows:",
+        "tests/test_ledger_shared.py::test_who_posts_needs_to_have_what_it_cites[sqlite]",
+    ),
+    Mutation(
+        "ledger: what two rules of one result found is posted twice",
+        "ledger/observing.py",
+        "if result_id in books.looked_at:",
+        "if result_id in books.facts:",
+        "tests/test_ledger_rules.py::test_must_fail_control_rules_that_forget_what_they_looked_at_post_twice",
+    ),
+    Mutation(
+        "ledger: a written file is read through a link",
+        "ledger/rules.py",
+        "_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK",
+        "_FILE = os.O_RDONLY | os.O_NONBLOCK",
+        "tests/test_ledger_rules.py::test_a_file_that_is_not_what_was_written_or_not_in_the_folder_is_no_fact",
+    ),
+    Mutation(
+        "ledger: a folder on the way to a written file is a link",
+        "ledger/rules.py",
+        "_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW",
+        "_FOLDER = os.O_RDONLY | os.O_DIRECTORY",
+        "tests/test_ledger_rules.py::test_a_file_that_is_not_what_was_written_or_not_in_the_folder_is_no_fact",
     ),
     Mutation(
         "search: whoever asks finds all",
@@ -1802,8 +1837,8 @@ _BOOKS = (
     Mutation(
         "window: a result that cannot be archived leaves with its text in a span",
         "windowing.py",
-        "        have_gone = self._results_go(outside)\n",
-        "        have_gone = self._results_go(outside) or True\n",
+        "        have_gone = self._curator.let_go(outside)\n",
+        "        have_gone = self._curator.let_go(outside) or True\n",
         "tests/test_session_carried.py::test_results_that_cannot_be_archived_now_keep_their_turn_from_being_a_span",
     ),
     Mutation(
