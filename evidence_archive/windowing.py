@@ -280,7 +280,7 @@ class Windowing:
         policy, records = self._policy, self._records
         lines: list[str] = []
         try:
-            facts = {fact.id: fact.line for fact in self._ledger.established()[1]}
+            facts = {fact.id: fact.line for fact in self._ledger._established()[1]}
             lines = [
                 *fact_changes(self._told_facts, facts),
                 *card_changes(self._told_card, self._carding.card_seen()),
@@ -377,7 +377,7 @@ class Windowing:
             self._state.gone = frozenset(at for first, last in content["gone"] for at in range(first, last + 1))
             self._fingerprint = content["print"]
             self._told_card = self._carding.card_at(content["card_version"])
-            self._told_facts = frozenset(fact.id for fact in self._ledger.established(content["entries"])[1])
+            self._told_facts = frozenset(fact.id for fact in self._ledger._established(content["entries"])[1])
             return
 
     # --- commits ---------------------------------------------------------------------------------------------------
@@ -516,7 +516,7 @@ class Windowing:
         line = _tools_line(told.tools)
         try:
             card = self._carding.card_seen()
-            entries, facts = self._ledger.established()
+            entries, facts = self._ledger._established()
             kept_as = self._archiving.keep(Kept("span", "\n".join(lines), line, sensitivity)).targets[0].result_id
             decisions = [item for item in card.items.values() if item.kind == "decision"]
             summary, refusals = summarised(

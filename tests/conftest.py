@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 from postgres_server import Server, given_or_own, raw
 from sqlalchemy import URL, make_url
@@ -116,6 +117,14 @@ class Desk:
                 straight.execute(f"LOCK TABLE {', '.join(TABLES)} IN ACCESS EXCLUSIVE MODE")
             yield
             straight.execute("ROLLBACK")
+
+
+@pytest.fixture(autouse=True)
+def _structlog_as_it_was() -> Iterator[None]:
+    """Events go to ``logging`` unless an application configured structlog; looking at events configures it."""
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import structlog
 from conftest import Conversation, Desk
 from doubles import listen_to
 from structlog.testing import capture_logs
@@ -114,12 +113,6 @@ def watched(desk: Desk) -> Iterator[Place]:
 def place(desk: Desk) -> Iterator[Place]:
     with watched(desk) as place:
         yield place
-
-
-@pytest.fixture(autouse=True)
-def _structlog_as_it_was() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 @dataclass

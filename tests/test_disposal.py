@@ -954,10 +954,10 @@ def test_every_path_that_destroys_asks_the_one_choke_point_in_its_own_transactio
 
 def test_the_store_deletes_nothing_else():
     """Every DELETE there is: envelopes (asked first), and rows of intents (never of a batch)."""
-    source = (PACKAGE / "store" / "sql.py").read_text("utf-8")
-    tree = ast.parse(source)
+    trees = [ast.parse(path.read_text("utf-8")) for path in (PACKAGE / "store").glob("*.py")]
     deletes = [
         ast.unparse(call.args[0])
+        for tree in trees
         for call in ast.walk(tree)
         if isinstance(call, ast.Call) and getattr(call.func, "id", None) == "delete"
     ]

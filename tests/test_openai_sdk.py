@@ -96,8 +96,8 @@ def views(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
     made: list[list[Any]] = []
     real = Session.view
 
-    def view(self: Session, messages: Any) -> list[Any]:
-        shown = real(self, messages)
+    def view(self: Session, messages: Any, **named: Any) -> list[Any]:
+        shown = real(self, messages, **named)
         made.append(as_sent(shown))
         return shown
 

@@ -639,9 +639,9 @@ def test_must_fail_control_deleting_the_objects_of_a_failure_deletes_what_was_ac
     """S60"""
     commit = Archiving._commit
 
-    def compensating(self: Archiving, *given: Any) -> Any:
+    def compensating(self: Archiving, *given: Any, **named: Any) -> Any:
         try:
-            return commit(self, *given)
+            return commit(self, *given, **named)
         except StoreUnavailableError:
             for one in given[-1].values():
                 self._records.vault.objects.delete(f"{one.row.key}.00000")

@@ -61,7 +61,7 @@ FOUND: dict[str, dict[str, tuple[str, frozenset[str]]]] = {
         **_all("org session_id", "restore", GONE, SEAL),  # looks like nothing, or another row stands there
         **_all("scope_id", "session", SEAL),
         **_all("subject dialect tag version next_number suspended batches restores", "restore", SEAL),
-        **_all("tokens_saved created_at_us stamp seal", "restore", SEAL),
+        **_all("tokens_saved created_at_us books stamp seal", "restore", SEAL),
     },
     "results": {
         **_all("org scope_id number", "results", SEAL),
@@ -80,6 +80,9 @@ FOUND: dict[str, dict[str, tuple[str, frozenset[str]]]] = {
     "batches": {
         **_all("org scope_id idempotency_key", "replay", ARCHIVED, SUSPENDED),  # looks like nothing
         **_all("batch_id request_tag receipt created_at_us seal", "replay", SUSPENDED),
+    },
+    "postings": {
+        **_all("org scope_id book seq closed created_at_us seal", "card", SEAL),
     },
     "audit_heads": {
         **_all("org", "audit", AUDIT, SEAL),
@@ -135,6 +138,7 @@ def filled(archive: Archive, principal: Principal, name: str) -> list[Any]:
     talk.say()
     session.view(talk.messages)
     session.archive([("r4", "a copy, read")])
+    session.update_card([{"goal": f"the goal of {name}"}])
     return talk.messages
 
 
@@ -155,6 +159,8 @@ class World:
     def loosened(self) -> None:
         """What an attacker does first: STRICT, NOT NULL and UNIQUE would only be in the way."""
         with closing(sqlite3.connect(self.desk.database, isolation_level=None)) as straight:
+            for (name,) in straight.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+                straight.execute(f"DROP TRIGGER {name}")
             straight.execute("PRAGMA writable_schema=ON")
             for name, sql in straight.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall():
                 loose = re.sub(r"STRICT\s*,|,?\s*STRICT", "", sql.replace("NOT NULL", ""))
@@ -268,6 +274,11 @@ def _audit(archive: Archive, _world: World) -> str:
     return "as it was" if report.intact else "finding"
 
 
+def _card(archive: Archive, _world: World) -> str:
+    assert archive.session("case", NORTH).card().goal == "the goal of case", "an altered card was shown"
+    return "as it was"
+
+
 USES: dict[str, Callable[[Archive, World], str]] = {
     "open": _open,
     "session": _session,
@@ -276,6 +287,7 @@ USES: dict[str, Callable[[Archive, World], str]] = {
     "results": _results,
     "replay": _replay,
     "audit": _audit,
+    "card": _card,
 }
 
 
@@ -307,6 +319,8 @@ def victim(straight: sqlite3.Connection, table: str) -> dict[str, Any]:
             (NORTH.org, scope["scope_id"]),
         )
         return {**org, "original_id": found.fetchone()[0]}
+    if table == "postings":
+        return {**org, **scope, "book": "card", "seq": 1}
     if table == "batches":
         found = straight.execute(
             "SELECT batch_id FROM batches WHERE org = ? AND scope_id = ? AND idempotency_key = 'k1'",
@@ -455,6 +469,7 @@ def scopes(desk: Desk) -> dict[tuple[str, str], bytes]:
         ("results", "results", {SEAL}),
         ("originals", "restore", {SEAL}),
         ("batches", "replay", {ARCHIVED}),
+        ("postings", "card", {SEAL}),
         ("audit_heads", "audit", {AUDIT}),
         ("audit_leaves", "audit", {"finding"}),
     ],

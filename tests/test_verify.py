@@ -254,7 +254,7 @@ DAMAGE: dict[str, tuple[str, str, str]] = {
     "a session that nobody opened": (
         (
             "INSERT INTO sessions SELECT org, 'ghost', x'00', subject, dialect, tag, version, next_number, suspended,"
-            " batches, restores, tokens_saved, created_at_us, stamp, seal FROM sessions"
+            " batches, restores, tokens_saved, created_at_us, books, stamp, seal FROM sessions"
             f" {NORTHS} AND session_id = 'case'"
         ),
         "session_unlogged",

@@ -476,7 +476,7 @@ class Ledger:
                 cited.append(Cited(source, now, part))
             return tuple(cited)
 
-    def established(self, entries_max: int | None = None) -> tuple[int, list[Fact]]:
+    def _established(self, entries_max: int | None = None) -> tuple[int, list[Fact]]:
         """The number of entries, and the facts that hold and agreed with their sources, as a balance orders them.
 
         As the session's newest row counts them, for a view that holds the records' lock: nothing is refreshed.

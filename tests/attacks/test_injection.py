@@ -8,6 +8,7 @@ are what they were, nothing of another session or org came out, and every origin
 import json
 import re
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -420,6 +421,9 @@ def any_tool_with_our_name_in_it(patch: pytest.MonkeyPatch) -> None:
     class Loose(frozenset[str]):
         def __contains__(self, name: object) -> bool:
             return any(one in str(name).lower() for one in self)
+
+        def __or__(self, other: AbstractSet[Any]) -> "Loose":  # with the tools of a window
+            return Loose({*self, *other})
 
     patch.setattr(notes, "OUR_TOOLS", Loose(notes.OUR_TOOLS))
 

@@ -1718,7 +1718,7 @@ _BOOKS = (
         "ledger: what a check does not say is a fact",
         "ledger/keeping.py",
         "if not isinstance(outcome, Outcome):",
-        "outcome = outcome or Outcome('', '')\n            if False:",
+        "outcome = outcome or Outcome('', '')\n    if False:",
         "tests/test_ledger.py::test_what_no_check_passes_stays_a_claim[sqlite]",
     ),
     Mutation(
