@@ -22,7 +22,7 @@ from evidence_archive.errors import (
     SealBrokenError,
     ShreddedError,
 )
-from evidence_archive.ledger import keeping
+from evidence_archive.ledger import sources
 from evidence_archive.ledger.checks import (
     command_succeeds,
     file_equals,
@@ -192,7 +192,7 @@ def test_a_part_that_says_something_else_now_makes_no_fact_and_is_told_by_a_stro
     with opened(desk) as archive:
         session = filled(archive, owner)
         fact, claim = posted(session), session.ledger.claim("line 41", ["r1#L41"])
-        monkeypatch.setattr(keeping, "_part", lambda whole, selector: b"line 41: took 123 ms!")
+        monkeypatch.setattr(sources, "_part", lambda whole, selector: b"line 41: took 123 ms!")
         with pytest.raises(CheckFailedError, match="not what it was"):
             session.ledger.verify(claim, quotes("ms"))
         assert session.ledger.reconcile().agrees

@@ -21,7 +21,7 @@ from evidence_archive.records import Records
 from evidence_archive.references import Reference, parse_reference
 from evidence_archive.restoring import Found, Restoring
 
-__all__ = ["BROKEN", "NOT_THERE", "Lent", "Sources", "content_of"]
+__all__ = ["BROKEN", "NOT_THERE", "Lent", "Sources", "bytes_of", "content_of"]
 
 NOT_THERE = "is not there any more."
 BROKEN = "does not open: stored bytes were changed."
@@ -188,7 +188,7 @@ class Sources:
         found = restoring.find(records.principal, records.id, source.result_id, as_owner=self._is_shared)
         chosen = restoring.selected(found, WHOLE)
         content = restoring.opened(records.principal, found, chosen, records.dialect).content
-        whole = _bytes_of(content)
+        whole = bytes_of(content)
         part = _part(whole, parse_reference(source.reference).selector)
         digests = sha256(part).hexdigest(), sha256(whole).hexdigest()
         return found, Source(source.reference, source.result_id, *digests), part
@@ -219,8 +219,12 @@ def content_of(data: bytes) -> Content:
         return [{"type": "artifact", "encoding": "base64", "data": base64.b64encode(data).decode("ascii")}]
 
 
-def _bytes_of(content: Any) -> bytes:
-    """The exact bytes that a content stands for."""
+def bytes_of(content: Any) -> bytes:
+    """The exact bytes that a content of :func:`content_of`, or of a tool, stands for.
+
+    Raises:
+        FormatError: it would not come back equal.
+    """
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
         part = content[0]
         if part.keys() == {"type", "encoding", "data"} and part["type"] == "artifact":

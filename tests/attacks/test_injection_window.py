@@ -23,7 +23,7 @@ from test_session_window import everything, size
 from evidence_archive import Archive, FormatError, Principal, Session, notes
 from evidence_archive.keys import new_keys
 from evidence_archive.ledger.checks import quotes
-from evidence_archive.ledger.keeping import _bytes_of
+from evidence_archive.ledger.sources import bytes_of
 from evidence_archive.window import carrying, changing
 from evidence_archive.window.card import Card, parse_changes
 from evidence_archive.window.carrying import HEAD, carried
@@ -220,7 +220,7 @@ class Trial:
         called = json.loads(json.dumps(text))  # JSON joins halves of a pair
         self.claim((card.goal, card.items["s1"].reason) == (text, text), "the card is another")
         self.claim((card.items["d1"].text, card.items["d1"].reason) == (called, called), "the card is another")
-        kept = _bytes_of(other.restore(self.artifact.result_id).content)
+        kept = bytes_of(other.restore(self.artifact.result_id).content)
         self.claim(kept.decode("utf-8", "surrogatepass") == self.product(), "an artifact is another")
         self.claim(other.ledger.reconcile(strong=True).agrees, "a fact does not agree")
         results = [one for one in self.talk.messages if one["role"] == "tool"]

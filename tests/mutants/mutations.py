@@ -1776,14 +1776,7 @@ _BOOKS = (
         "ledger/sources.py",
         "if not records.vault.may_restore(records.principal, records.row.subject, *rows):",
         "if not rows:",
-        "tests/test_ledger_shared.py::test_who_posts_needs_to_have_what_it_cites[sqlite]",
-    ),
-    Mutation(
-        "ledger: what two rules of one result found is posted twice",
-        "ledger/observing.py",
-        "if result_id in books.looked_at:",
-        "if result_id in books.facts:",
-        "tests/test_ledger_rules.py::test_must_fail_control_rules_that_forget_what_they_looked_at_post_twice",
+        "tests/test_ledger.py::test_what_a_session_could_not_restore_it_cannot_make_an_original_of[sqlite]",
     ),
     Mutation(
         "ledger: a written file is read through a link",
