@@ -154,9 +154,9 @@ def test_audit_prints_the_cited_part_and_both_digests_and_is_in_the_log(run: Run
 
 
 def test_audit_of_a_part_that_says_something_else_ends_with_14(run: Run, monkeypatch: pytest.MonkeyPatch):
-    from evidence_archive.ledger import keeping
+    from evidence_archive.ledger import sources
 
-    monkeypatch.setattr(keeping, "_part", lambda whole, selector: b"another")
+    monkeypatch.setattr(sources, "_part", lambda whole, selector: b"another")
     code, out, _ = run("audit", "f1", "case-4711")
     assert (code, "A digest does NOT agree." in out) == (14, True)
     code, out, _ = run("audit", "f1", "case-4711", "--json")

@@ -60,11 +60,31 @@ def checked(view: list[Any], messages: list[Any]) -> None:
 # --- bounded ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_task_of_any_length_stays_in_its_budget_and_every_message_can_be_had(
-    sqlite_desk: Desk, owner: Principal, seed: int
-):
-    dice, talk = random.Random(seed), Conversation()
+def test_a_thousand_turns_stay_in_their_budget_with_parallel_calls_and_images(sqlite_desk: Desk, owner: Principal):
+    """The same size at any time, and nothing but the application's list grows."""
+    dice, talk, sizes = random.Random(8), Conversation(), []
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    with opened(sqlite_desk, window(window_tokens_max=8_000)) as archive:
+        session = archive.session("case", owner)
+        for at in range(1_000):
+            turn(talk, dice, at)
+            if at % 7 == 0:
+                talk.messages.append({"role": "user", "content": [{"type": "text", "text": f"see {at}"}, picture]})
+            if at % 5 == 0:
+                talk.tool([{"type": "text", "text": f"page {at} " * 30}], name="browser.read")
+                talk.say()
+            view = session.view(talk.messages)
+            sizes.append(size(view))
+            assert is_taken(view)
+            assert view[-1] is talk.messages[-1]
+        spans = sum(row.own == "span" for row in session._records.rows.values())
+        assert everything(session, view, talk.messages) == []
+    assert max(sizes) <= 8_000
+    assert spans > 50
+
+
+def test_a_task_of_any_length_stays_in_its_budget_and_every_message_can_be_had(sqlite_desk: Desk, owner: Principal):
+    dice, talk = random.Random(0), Conversation()
     talk.messages[:0] = [{"role": "system", "content": "You are a careful agent."}]
     sizes = []
     with opened(sqlite_desk) as archive:

@@ -53,6 +53,27 @@ def test_a_recorded_task_fits_a_window_a_fraction_of_its_size_and_nothing_is_los
         assert everything(session, last, messages[:end]) == []
 
 
+def test_recorded_conversations_of_a_desk_fit_a_quarter_of_their_size(sqlite_desk: Desk, owner: Principal):
+    path = TRANSCRIPTS / "airline.jsonl"
+    if not path.exists():
+        pytest.skip("airline.jsonl is not here")
+    talks = [json.loads(line)["messages"] for line in path.read_text("utf-8").splitlines()]
+    for at, messages in enumerate(sorted(talks, key=len)[-12:]):
+        system, largest = size(messages[:1]), max(size([message]) for message in messages[1:])
+        budget = system + max(largest * 3, size(messages[1:]) // 4, 1_000)
+        policy = policy_of(f"[window]\nwindow_tokens_max = {budget}\ncarried_share = 0.1\n")
+        with sqlite_desk.open(policy=policy, counter=Characters()) as archive:
+            session, last = archive.session(f"case {at}", owner), list[Any]()
+            for end in requests(messages)[1:]:
+                before = session.stats().batches, session._records.row.books
+                view = session.view(messages[:end])
+                assert size(view) <= budget
+                same = (session.stats().batches, session._records.row.books) == before
+                assert not same or json.dumps(view[: len(last)]) == json.dumps(last)
+                last = view
+            assert everything(session, last, messages[:end]) == []
+
+
 def predicted_over_recorded(cached: Any) -> float:
     """The share of tokens read from the cache that a model predicts, over the share that the provider recorded."""
     path = TRANSCRIPTS / "coding-long.json"
