@@ -58,6 +58,18 @@ def fresh_archive(**limits: int) -> Iterator[tuple[Archive, Path]]:
             yield archive, Path(folder)
 
 
+@contextmanager
+def windowed_archive(window_tokens_max: int) -> Iterator[Archive]:
+    """An archive in a temporary folder under a policy with a window of this size."""
+    head = '[policy]\nname = "benchmark"\nversion = 1\ndefault = "allow"\n'
+    text = f"{head}[window]\nwindow_tokens_max = {window_tokens_max}\n"
+    with tempfile.TemporaryDirectory() as folder:
+        new_keys(f"{folder}/keys")
+        url = f"sqlite:///{folder}/evidence.db"
+        with Archive.open(url, keys=f"{folder}/keys", policy=Policy.loads(text)) as archive:
+            yield archive
+
+
 def durable_connection(path: Path) -> sqlite3.Connection:
     """A bare connection with the durability the archive uses."""
     mode, synchronous = journal_rules(sqlite3.sqlite_version_info)

@@ -47,6 +47,8 @@ class Curator:
         self._records = records
         self._archiving = archiving
         self._policy = policy
+        self._noted: dict[int, tuple[int, str, int]] = {}
+        """Notes of results by number, with the version of the row they are for, and how much shorter they are."""
 
     def marks(self, keep_turns: int, start: int) -> list[Mark]:
         """Results that are finished with, oldest first: superseded by a later equal call, or older than some turns.
@@ -72,13 +74,22 @@ class Curator:
                 continue
             if not self.may_go(place):
                 continue
-            note = self._note(place)
-            shown = clone(row)
-            shown.rendering = rendering(with_tools=records.with_tools, estimated=records.counter.estimated)
-            saved = row.tokens - records.counter.count(records.note_text(shown, note))
+            note, saved = self._saving(place)
             if saved > 0:
                 found.append(Mark(place, note, saved))
         return found
+
+    def _saving(self, place: Place) -> tuple[str, int]:
+        """The host's note on a result, and how many tokens shorter it is; asked at many views, made once."""
+        records, number = self._records, place.number or 0
+        row = records.rows[number]
+        version, note, saved = self._noted.get(number, (-1, "", 0))
+        if version != row.version:
+            note, shown = self._note(place), clone(row)
+            shown.rendering = rendering(with_tools=records.with_tools, estimated=records.counter.estimated)
+            saved = row.tokens - records.counter.count(records.note_text(shown, note))
+            self._noted[number] = row.version, note, saved
+        return note, saved
 
     def may_go(self, place: Place) -> bool:
         """Whether the model has read a result, and no rule keeps it in view."""
@@ -102,6 +113,7 @@ class Curator:
         for place, note, saved in marks[: self._records.limits.batch_items_max]:
             if excess_tokens <= 0:
                 break
+            self._noted.pop(place.number or 0, None)
             batch.append(Item(format_result_id(place.number or 0), note))
             excess_tokens -= saved
         if not batch:
