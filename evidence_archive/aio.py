@@ -203,13 +203,13 @@ class AsyncSession:
         """
         return await self._verbs.awaited(self._session.update_card, changes)
 
-    async def search(self, query: str) -> SearchResult:
+    async def search(self, query: str, *, before: str | None = None) -> SearchResult:
         """See :meth:`evidence_archive.Session.search`.
 
         Raises:
             FormatError, SealBrokenError, KeyringError, StoreError, MisuseError: as there.
         """
-        return await self._verbs.awaited(self._session.search, query)
+        return await self._verbs.awaited(self._session.search, query, before=before)
 
     async def trace(self) -> list[TraceEntry]:
         """See :meth:`evidence_archive.Session.trace`.
@@ -332,7 +332,9 @@ class AsyncLedger:
         """
         return await self._verbs.awaited(self._ledger.close, window_from=window_from, window_to=window_to)
 
-    async def opening(self, period_id: str | None = None, budget_tokens: int | None = OPENING_TOKENS) -> list[str]:
+    async def opening(
+        self, period_id: str | Period | None = None, budget_tokens: int | None = OPENING_TOKENS
+    ) -> list[str]:
         """See :meth:`evidence_archive.ledger.keeping.Ledger.opening`.
 
         Raises:

@@ -94,7 +94,7 @@ class Answering:
         """The text that answers a call of ``search_evidence``: lines that were found, or why not."""
         self._records.mark_read(call)
         try:
-            query = parse_search(call.arguments)
+            query, before = parse_search(call.arguments)
             self._records.refresh(self._records.vault.store_wait_ms)
             texts: list[str] = []
 
@@ -102,7 +102,7 @@ class Answering:
                 texts.append(_search_text(result))
                 return self._records.also(call, texts[0], "error")
 
-            self._searching.search(query, also=also)
+            self._searching.search(query, before, also=also)
         except MisuseError:
             raise
         except FormatError as error:
@@ -308,4 +308,6 @@ class Answering:
 
 def _search_text(result: SearchResult) -> str:
     hits = [(hit.result_id, hit.line, hit.tool, hit.excerpt) for hit in result.hits]
-    return notes.search_text(hits, searched=result.searched, left_out=result.left_out)
+    return notes.search_text(
+        hits, searched=result.searched, left_out=result.left_out, before=result.before, is_cut=result.is_cut
+    )

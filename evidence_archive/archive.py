@@ -350,6 +350,12 @@ class Archive:
         checked_name(id, "session id")
         if id.startswith(LEDGER):
             raise FormatError(f"A session's id does not begin with {LEDGER!r}: archive.ledger(...) opens a ledger.")
+        for given, name in ((summarizer, "summarize"), (judge, "judge")):
+            if given is not None and not callable(getattr(given, name, None)):
+                raise FormatError(f"What writes or judges summaries is an object with the method {name}(...).")
+        given_rules: object = rules
+        if not isinstance(given_rules, Iterable) or not all(map(callable, rules := tuple(given_rules))):
+            raise FormatError("rules is a list of functions, such as [written_file(...)].")
         if not isinstance(principal, Principal):
             raise FormatError('Who opens a session is a Principal(org="...", subject="...").')
         lens = dialect_named(dialect)

@@ -431,7 +431,7 @@ class Archiving:
         item = Item(format_result_id(row.number), kept.words)
         note = records.note_text(row, kept.words)
         facts = records.facts(row, None, kept.content)
-        candidate = Candidate(read=True, size_bytes=encoded.size_bytes, tokens=tokens)
+        candidate = Candidate(read=True, size_bytes=encoded.size_bytes, tokens=tokens, note_tokens=-1)
         return (item,), {item.id: _Draft(candidate, row, encoded, facts, note)}
 
     def _draft(self, number: int, words: str, now_us: int, batch_id: bytes, is_leaving: bool) -> _Draft | None:

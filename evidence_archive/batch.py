@@ -212,19 +212,20 @@ def parse_restore(arguments: object) -> RestoreRequest:
     return RestoreRequest(_checked_id(value["id"], "id"), **others)
 
 
-def parse_search(arguments: object) -> object:
-    """The query of a call of ``search_evidence``, not looked at yet.
+def parse_search(arguments: object) -> tuple[object, object]:
+    """The query of a call of ``search_evidence``, and the ID that it looks below or ``None``, not looked at yet.
 
     Args:
-        arguments: JSON text of up to 1,048,576 characters, or the object it stands for; its only key is ``query``.
+        arguments: JSON text of up to 1,048,576 characters, or the object it stands for; its keys are ``query`` and,
+            where it is wanted, ``before``.
 
     Raises:
         FormatError: the arguments are anything else.
     """
     value = _object(arguments)
-    if value.keys() != {"query"}:
-        raise FormatError('The arguments must have the key "query" and no other.')
-    return value["query"]
+    if "query" not in value or not value.keys() <= {"query", "before"}:
+        raise FormatError('The arguments must have the key "query", may have "before", and no other.')
+    return value["query"], value.get("before")
 
 
 def parse_card_changes(arguments: object) -> object:

@@ -107,19 +107,23 @@ class Curator:
             chars_max=min(NOTE_CHARS_MAX, records.limits.note_chars_max),
         )
 
-    def archive(self, marks: Sequence[Mark], excess_tokens: int) -> bool:
-        """Whether some were archived: the oldest first, in one batch, until the excess is gone or none is left."""
-        batch = []
-        for place, note, saved in marks[: self._records.limits.batch_items_max]:
+    def chosen(self, marks: Sequence[Mark], excess_tokens: int) -> Sequence[Mark]:
+        """The first of the marks with which the excess is gone, or as many as a batch may have."""
+        for at, mark in enumerate(marks[: self._records.limits.batch_items_max]):
             if excess_tokens <= 0:
-                break
-            self._noted.pop(place.number or 0, None)
-            batch.append(Item(format_result_id(place.number or 0), note))
-            excess_tokens -= saved
-        if not batch:
+                return marks[:at]
+            excess_tokens -= mark.saved_tokens
+        return marks[: self._records.limits.batch_items_max]
+
+    def archive(self, marks: Sequence[Mark]) -> bool:
+        """Whether they were archived, in one batch."""
+        if not marks:
             return False
+        for place, _, _ in marks:
+            self._noted.pop(place.number or 0, None)
+        batch = tuple(Item(format_result_id(place.number or 0), note) for place, note, _ in marks)
         try:
-            self._archiving.archive(tuple(batch), None, None)
+            self._archiving.archive(batch, None, None)
         except BatchRejectedError as error:
             self._archiving.rejected(error, None)
             return False

@@ -43,6 +43,7 @@ __all__ = [
     "malformed_text",
     "not_available_text",
     "note",
+    "one_line",
     "receipt_text",
     "rejection_text",
     "restore_failed_text",
@@ -95,6 +96,7 @@ _HIDDEN = (
 # The grammar of a header line, and characters that pass for it at a glance.
 _GRAMMAR = "\\[\\]|\u01c0\u2016\u2223\u2758\u27e6\u27e7\u3010\u3011\uff3b\uff3d\uff5c\uffe8"
 _UNSEEN = re.compile(f"[{_HIDDEN}]")
+_LINE_BREAKS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _UNFIT_IN_SENTENCE = re.compile(f"[\t\n{_HIDDEN}]")
 _UNFIT_IN_HEADER = re.compile(f"[\t\n{_HIDDEN}{_GRAMMAR}]")
 
@@ -141,6 +143,15 @@ def clean_name(text: str, chars_max: int = TOOL_CHARS_MAX) -> str:
             becomes ``unknown tool``.
     """
     return _in_line(text, chars_max, _UNFIT_IN_HEADER) if text.strip() else "unknown tool"
+
+
+def one_line(text: str) -> str:
+    """Words of others as one line: a line break in them would begin a line that looks like another entry.
+
+    Args:
+        text: any.
+    """
+    return _LINE_BREAKS.sub(_escape, text)
 
 
 def _sentence(text: str) -> str:
@@ -526,15 +537,21 @@ def card_text(differences: Sequence[tuple[str | None, str | None]]) -> str:
     return f"[card changed | {told}]"
 
 
-def search_text(hits: Sequence[tuple[str, int, str, str]], *, searched: int, left_out: int) -> str:
+def search_text(
+    hits: Sequence[tuple[str, int, str, str]], *, searched: int, left_out: int, before: str | None, is_cut: bool
+) -> str:
     """The answer to a search: a line for each hit, with the lines quoted.
 
     Args:
         hits: result ID, line, tool and excerpt of each.
         searched, left_out: how many originals were looked through, and how many were not.
+        before: where a search through these begins.
+        is_cut: whether more lines were found.
     """
-    more = f", {left_out} more were left out: they are older or too large" if left_out else ""
-    head = f"[search | {len(hits)} hits in {searched} archived originals{more}]"
+    further = f'; search with before "{before}" for these' if before else ""
+    more = f", {left_out} more were left out: they are older or too large{further}" if left_out else ""
+    cut = "the first of more hits, " if is_cut else ""
+    head = f"[search | {cut}{len(hits)} hits in {searched} archived originals{more}]"
     lines = [
         f"{result_id}#L{line} ({clean_name(tool)})\n> {_in_line(excerpt, 400, _UNFIT_IN_SENTENCE)}"
         for result_id, line, tool, excerpt in hits
@@ -710,7 +727,14 @@ WINDOW_TOOL_SPECS = (
         SEARCH_TOOL,
         "Search in everything of this task that was archived, also in older turns: lines that contain the query, or "
         f"all of its words. Each hit names a line; {RESTORE_TOOL} gives what is around it.",
-        json.dumps(_strict({"query": _typed("string", "Words or a phrase, in one line.")})),
+        json.dumps(
+            _strict(
+                {
+                    "query": _typed("string", "Words or a phrase, in one line."),
+                    "before": _typed(["string", "null"], 'Look below this ID only, such as "r501"; else null.'),
+                }
+            )
+        ),
     ),
     ToolSpec(
         CLAIM_TOOL,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from evidence_archive.errors import FormatError
 from evidence_archive.excerpt import WHOLE
-from evidence_archive.model import format_result_id, text_of
+from evidence_archive.model import format_result_id, parse_result_id, text_of
 from evidence_archive.ports import ResultRow, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.records import Records
@@ -52,11 +52,15 @@ class SearchResult:
         hits: lines with the whole query first, then lines with all of its words; of each, the newest originals first.
         searched: how many originals were looked through.
         left_out: how many were not, because of the bounds on one search.
+        before: where the next search for the same goes on, to look through these; ``None`` where none is left.
+        is_cut: whether more lines were found than are told.
     """
 
     hits: tuple[Hit, ...]
     searched: int
     left_out: int
+    before: str | None = None
+    is_cut: bool = False
 
 
 class Searching:
@@ -69,28 +73,37 @@ class Searching:
     def __init__(self, records: Records) -> None:
         self._records = records
 
-    def search(self, query: object, *, also: Callable[[SearchResult], Also] | None = None) -> SearchResult:
+    def search(
+        self, query: object, before: object = None, *, also: Callable[[SearchResult], Also] | None = None
+    ) -> SearchResult:
         """Lines that hold the query, or all of its words, whatever their case.
 
         Args:
             query: 1 to 500 characters in one line.
+            before: look only at what has a lower number than this result ID; ``None`` for all.
             also: what is written with the audit entry of what was found.
 
         Raises:
-            FormatError: the query is malformed.
+            FormatError: the query or the ID is malformed.
             SealBrokenError: an original does not open; the failure is logged and the session suspended.
             KeyringError, StoreError: keys or store are not at hand; nothing was released.
         """
         if not isinstance(query, str) or not query.strip() or len(query) > QUERY_CHARS_MAX or "\n" in query:
             raise FormatError(f"A query is one line of 1 to {QUERY_CHARS_MAX} characters.")
+        below = None if before is None else parse_result_id(before)
         whole, words = query.strip().casefold(), query.casefold().split()
         exact: list[Hit] = []
         loose: list[Hit] = []
         searched = left_out = used_bytes = 0
+        is_cut, lowest = False, 0
         restoring = Restoring(self._records.vault)
-        for row in self._candidates():
-            if searched >= ORIGINALS_MAX or used_bytes + row.size_bytes > BYTES_MAX:
+        for row in self._candidates(below):
+            if row.size_bytes > BYTES_MAX:  # for any search
                 left_out += 1
+                continue
+            if lowest or searched >= ORIGINALS_MAX or used_bytes + row.size_bytes > BYTES_MAX:
+                left_out += 1
+                lowest = lowest or row.number + 1  # further searches begin with this one
                 continue
             found = self._found(row)
             if found is None:
@@ -98,20 +111,32 @@ class Searching:
             searched += 1
             used_bytes += row.size_bytes
             if len(exact) >= HITS_MAX:
+                is_cut = True  # it was not looked into any more
                 continue
             content = restoring.opened(self._records.principal, found, WHOLE, self._records.dialect).content
             text = self._records.dialect.plain_text(content)
             for hit, is_exact in _hits(row, text or "", whole, words):
                 (exact if is_exact else loose).append(hit)
-        result = SearchResult(tuple([*exact, *loose][:HITS_MAX]), searched, left_out)
+        hits = [*exact, *loose]
+        result = SearchResult(
+            tuple(hits[:HITS_MAX]),
+            searched,
+            left_out,
+            format_result_id(lowest) if lowest else None,
+            is_cut or len(hits) > HITS_MAX,
+        )
         self._logged(query, result, None if also is None else also(result))
         return result
 
-    def _candidates(self) -> list[ResultRow]:
-        """What is archived and holds bytes of its own, the newest first."""
+    def _candidates(self, below: int | None) -> list[ResultRow]:
+        """What is archived under a lower number and holds bytes of its own, the newest first."""
         rows = self._records.rows.values()
         return sorted(
-            (row for row in rows if row.state == "archived" and row.origin is None),
+            (
+                row
+                for row in rows
+                if row.state == "archived" and row.origin is None and (below is None or row.number < below)
+            ),
             key=lambda row: row.number,
             reverse=True,
         )

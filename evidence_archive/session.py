@@ -433,16 +433,17 @@ class Session:
         """The session's books of facts: artifacts, claims, facts that the host verified, periods."""
         return self._ledger
 
-    def search(self, query: str) -> SearchResult:
+    def search(self, query: str, *, before: str | None = None) -> SearchResult:
         """Lines of this session's archived originals that hold the query, or all of its words, whatever their case.
 
         Originals are opened in memory under the rules of a restore; what is found is in the log before this returns.
 
         Args:
             query: 1 to 500 characters in one line.
+            before: look only at what has a lower number than this result ID; ``result.before`` goes on further back.
 
         Raises:
-            FormatError: the query is malformed.
+            FormatError: the query or the ID is malformed.
             SealBrokenError: stored bytes were changed; archiving in the session is suspended.
             KeyringError, StoreError: keys or store are not at hand; nothing was released.
             MisuseError: the archive was closed, or opened in another process.
@@ -452,7 +453,7 @@ class Session:
             self._records.vault.usable()
             self._records.refresh(self._records.vault.store_wait_ms)
             try:
-                return self._searching.search(query)
+                return self._searching.search(query, before)
             except IntegrityError:
                 self._records.suspend("integrity")
                 raise

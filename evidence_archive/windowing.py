@@ -180,8 +180,8 @@ class Windowing:
 
     def _tell_sent(self, read: Sequence[_Read], view: Sequence[Any], tokens: int) -> None:
         """Say what is sent, and what of the last request a provider has to read anew because it changed."""
-        known = {id(one.message): one.tokens for one in read}
-        sent = [(message, known.get(id(message), self._carried_tokens())) for message in view]
+        known, carried_tokens = {id(one.message): one.tokens for one in read}, self._carried_tokens()
+        sent = [(message, known.get(id(message), carried_tokens)) for message in view]
         cached = cached_tokens(self._sent, sent)
         changed = cached < sum(size for _, size in self._sent)
         anew = tokens - cached if changed else 0
@@ -401,15 +401,20 @@ class Windowing:
         if not self._fits(read):
             return True
         if is_cache_cold and self._tokens(read) > self._policy.low * self._policy.window_tokens_max:
-            marks = self._curator.marks(self._policy.keep_turns, self._state.start)
+            marks = self._due_marks(read)
             if marks and self._rewrite(read, marks).cold.pays(self._prices, self._policy.horizon_requests):
                 return True
         if self._tokens(read) < self._policy.high * self._policy.window_tokens_max:
             return False
         if self._records.timeline.turns - self._state.turns < self._policy.cooldown_turns:
             return False
-        marks = self._curator.marks(self._policy.keep_turns, self._state.start)
+        marks = self._due_marks(read)
         return bool(marks) and self._rewrite(read, marks).pays(self._prices, self._policy.horizon_requests)
+
+    def _due_marks(self, read: Sequence[_Read]) -> Sequence[Mark]:
+        """What a commit would archive now."""
+        excess = self._tokens(read) - int(self._policy.low * self._policy.window_tokens_max)
+        return self._curator.chosen(self._curator.marks(self._policy.keep_turns, self._state.start), excess)
 
     def _rewrite(self, read: Sequence[_Read], marks: Sequence[Mark]) -> Rewrite:
         first = min(place.index for place, _, _ in marks)
@@ -420,12 +425,14 @@ class Windowing:
         """The list after results were archived and turns left, as far as that was needed."""
         policy, is_forced = self._policy, not self._fits(read)
         before, before_tokens = list(self._list(read, self._state.pinned, self._state.start)), self._tokens(read)
-        archived, spans = self._records.row.batches, self._state.spans
+        archived, spans, told = self._records.row.batches, self._state.spans, self._state.carried
         for keep_turns in (policy.keep_turns, 0):
             excess = self._tokens(read) - int(policy.low * policy.window_tokens_max)
             if excess <= 0 or (keep_turns == 0 and self._fits(read)):
                 break  # results of the newest turns go only where the list would not fit
-            if self._curator.archive(self._curator.marks(keep_turns, self._state.start), excess):
+            if self._curator.archive(
+                self._curator.chosen(self._curator.marks(keep_turns, self._state.start), excess)
+            ):
                 read = self._read(render())
         read = self._leave(read, render)
         state, tokens = self._state, self._tokens(read)
@@ -435,6 +442,7 @@ class Windowing:
         )
         same = {id(message) for message in after[: next(changed, len(after))]}
         ahead = sum(one.tokens for one in read if id(one.message) in same)
+        ahead += self._carried_tokens() if state.carried == told and ahead else 0
         rewrite = Rewrite(before_tokens - tokens, tokens - ahead)
         rewrite = rewrite.cold if is_cache_cold else rewrite
         self._records.log.info(
@@ -528,7 +536,7 @@ class Windowing:
                 keys=[item.text for item in decisions if item.state not in ("draft", "dropped")],
                 withdrawn=[item.text for item in decisions if item.state == "dropped"],
             )
-            quality = self._checked(told, summary, len(refusals))
+            quality = self._checked(told, summary, refusals)
             text = summary.text(with_unresolved=False)
             new = Left(kept_as, indexes[0] + 1, indexes[-1] + 1, line, text, tuple(told.references))
             left = indexed((*state.left, new), _referred(card, facts))
@@ -570,7 +578,7 @@ class Windowing:
         self._quality.append(quality)
         self._told_card, self._told_facts = card, frozenset(fact.id for fact in facts)
 
-    def _checked(self, told: Span, summary: Summary, refused: int) -> _Quality:
+    def _checked(self, told: Span, summary: Summary, refusals: Sequence[str]) -> _Quality:
         """What can be said of a summary: by counting, and of one in so many by the judge."""
         records, loss = self._records, check_loss(told, summary)
         score = None
@@ -582,14 +590,15 @@ class Windowing:
             except Exception as error:  # whatever a judge is, it keeps no turn from leaving
                 score = None
                 records.log.warning("evidence_archive.judge_failed", error=type(error).__name__)
-        quality = _Quality(summary.made_by == "host", refused, loss.gone, loss.said, score)
+        quality = _Quality(summary.made_by == "host", len(refusals), loss.gone, loss.said, score)
         records.log.info(
             "evidence_archive.summary_checked",
             made_by=summary.made_by,
-            refused=refused,
+            refused=len(refusals),
             numbers_lost=loss.numbers[0],
             identifiers_lost=loss.identifiers[0],
             unresolved_lost=loss.unresolved[0],
+            why_refused=refusals,
             loss_rate=round(loss.rate, 4),
             score=score,
         )

@@ -194,6 +194,43 @@ def test_without_the_store_the_view_goes_on_and_a_later_one_looks(
         assert sum(row.own == "artifact" for row in session._records.rows.values()) == 1
 
 
+def test_what_could_not_be_kept_while_archiving_was_suspended_is_looked_at_afterwards(
+    sqlite_desk: Desk, owner: Principal, root: Path
+):
+    """Also where the result was archived meanwhile: the application's list still says what the tool said."""
+    (root / "a").write_bytes(TEXT.encode())
+    with opened(sqlite_desk) as archive:
+        session, talk = (
+            archive.session("case", owner, rules=[written_file(tool="write_file", root=root)]),
+            Conversation(),
+        )
+        session._records.suspend("integrity")
+        wrote(talk, "a")
+        talk.messages[-1]["content"] = "written\n" * 200
+        session.view(talk.messages)
+        assert not session.ledger.books().facts
+        archive.resume("case", principal=owner)
+        talk.say()
+        other = archive.session("case", owner)
+        other.view(talk.messages)
+        other.archive([("r1", "it was written")])
+        session.view(talk.messages)
+        assert len(session.ledger.books().facts) == 1
+
+
+def test_an_empty_file_that_was_written_is_a_fact_too(sqlite_desk: Desk, owner: Principal, root: Path):
+    (root / "empty").write_bytes(b"")
+    with opened(sqlite_desk) as archive:
+        session, talk = (
+            archive.session("case", owner, rules=[written_file(tool="write_file", root=root)]),
+            Conversation(),
+        )
+        call = talk.call("write_file", json.dumps({"path": "empty", "content": ""}))
+        talk.messages.append({"role": "tool", "tool_call_id": call["id"], "content": "done"})
+        session.view(talk.messages)
+        assert [fact.text for fact in session.ledger.books().facts.values()] == ["write_file wrote empty, 0 bytes"]
+
+
 def test_must_fail_control_rules_that_forget_what_they_looked_at_post_twice(
     desk: Desk, owner: Principal, root: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -70,7 +70,7 @@ def test_who_made_it_and_who_has_a_role_share_one_ledger_and_nobody_else(desk: D
             STRANGER.subject,
         ]
     with opened(desk) as archive:
-        assert archive.ledger("ward-3", OTHER).opening() == ["f2: again [artifact:report.md]"]
+        assert archive.ledger("ward-3", OTHER).opening() == ["f2: again [r1 artifact:report.md]"]
 
 
 def test_without_roles_in_the_policy_only_who_made_it_may(desk: Desk, owner: Principal):
@@ -155,7 +155,12 @@ def test_rules_on_what_is_cited_hold_for_the_ledgers_original(desk: Desk, owner:
             theirs.audit("f1")
         with pytest.raises(NotAvailableError):
             theirs.claim("x", ["r1"])
-        assert [one.fact_id for one in theirs.reconcile().disagreements] == ["f1", "f2"]
+        report = theirs.reconcile()
+        assert [(one.fact_id, one.is_unread) for one in report.disagreements] == [("f1", True), ("f2", True)]
+        assert theirs.books().disagreeing == frozenset(), "nothing is known to be wrong"
+        with pytest.raises(CheckFailedError, match="you may not read what f1 cites"):
+            theirs.close()
+        assert ledger.close().facts == ("f1", "f2")
 
 
 def test_must_fail_control_without_a_rule_on_it_the_same_original_is_everybodys(desk: Desk, owner: Principal):

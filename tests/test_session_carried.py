@@ -12,7 +12,7 @@ from test_window_fitting import is_taken
 
 from evidence_archive import Principal
 from evidence_archive.archiving import Archiving
-from evidence_archive.errors import BatchRejectedError, CheckFailedError, ShreddedError
+from evidence_archive.errors import BatchRejectedError, CheckFailedError, FormatError, ShreddedError
 from evidence_archive.ledger.checks import quotes
 from evidence_archive.window.card import Card
 from evidence_archive.window.carrying import LINES_MAX, SUMMARIES_MAX, Left, carried, indexed
@@ -279,3 +279,33 @@ def test_what_a_commit_costs_and_saves_is_told(sqlite_desk: Desk, owner: Princip
         assert one["removed_tokens"] > 0
         assert one["cost"] == pytest.approx(one["read_again_tokens"] * 2.7 / 10**6, abs=1e-6)
         assert one["saving"] == pytest.approx(one["removed_tokens"] * 3.0 / 10**6, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"summarizer": "gpt"},
+        {"summarizer": lambda *_: ""},
+        {"judge": "gpt"},
+        {"rules": ["x"]},
+        {"rules": "x"},
+        {"rules": 1},
+    ],
+)
+def test_what_cannot_write_judge_or_look_is_refused_at_once(sqlite_desk: Desk, owner: Principal, named: Any):
+    with opened(sqlite_desk) as archive, pytest.raises(FormatError):
+        archive.session("case", owner, **named)
+
+
+def test_no_commit_is_made_that_costs_more_than_it_saves_unless_the_budget_forces_it(
+    sqlite_desk: Desk, owner: Principal
+):
+    with opened(sqlite_desk, window(window_tokens_max=8_000)) as archive, capture_logs() as events:
+        session, talk = archive.session("case", owner), Conversation()
+        dice = random.Random(3)
+        for at in range(150):
+            turn(talk, dice, at)
+            session.view(talk.messages)
+    told = [one for one in events if one["event"] == "evidence_archive.context_compressed" and not one["forced"]]
+    assert told
+    assert [one for one in told if one["cost"] > one["saving"]] == []

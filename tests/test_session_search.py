@@ -163,3 +163,44 @@ def test_without_the_log_nothing_is_released(sqlite_desk: Desk, owner: Principal
             answer = talk.ours(session, "search_evidence", json.dumps({"query": "timed"}))["content"]
         assert answer.startswith("[nothing was searched | ")
         assert "payment" not in answer
+
+
+def test_what_one_search_left_out_is_found_by_the_ones_that_go_on_further_back(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(searching, "ORIGINALS_MAX", 2)
+    with opened(sqlite_desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        for at in range(1, 6):
+            talk.tool(f"needle {at}\n" + "filler\n" * 100)
+            talk.say()
+            session.view(talk.messages)
+        session.archive([(f"r{at}", "a note") for at in range(1, 6)])
+        found, seen = session.search("needle"), []
+        while found.before is not None:
+            seen += [hit.result_id for hit in found.hits]
+            found = session.search("needle", before=found.before)
+        assert [*seen, *(hit.result_id for hit in found.hits)] == ["r5", "r4", "r3", "r2", "r1"]
+        assert found.left_out == 0
+        answer = talk.ours(session, "search_evidence", json.dumps({"query": "needle", "before": None}))["content"]
+        assert 'search with before "r4" for these' in answer
+        answer = talk.ours(session, "search_evidence", json.dumps({"query": "needle", "before": "r4"}))["content"]
+        assert "r3#L1" in answer
+        assert "r4#L1" not in answer
+        for wrong in ("4", "r0", 4):
+            with pytest.raises(FormatError):
+                session.search("needle", before=wrong)
+
+
+def test_a_search_that_found_more_than_it_tells_says_so(sqlite_desk: Desk, owner: Principal):
+    with opened(sqlite_desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        for at in range(8):
+            talk.tool(f"needle {at}\n" * 100)
+            talk.say()
+            session.view(talk.messages)
+        session.archive([(f"r{at}", "a note") for at in range(1, 9)])
+        assert session.search("needle").is_cut
+        assert not session.search("needle 3 ").is_cut
+        answer = talk.ours(session, "search_evidence", json.dumps({"query": "needle", "before": None}))["content"]
+        assert answer.startswith("[search | the first of more hits, 20 hits in ")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from evidence_archive.errors import SealBrokenError
+from evidence_archive.notes import one_line
 
 __all__ = ["TEXT_CHARS_MAX", "Artifact", "Books", "Claim", "Fact", "Outcome", "Period", "Source", "added_up"]
 
@@ -34,6 +35,11 @@ class Source:
     result_id: str
     sha256: str = field(repr=False)
     original_sha256: str = field(repr=False)
+
+    @property
+    def pointer(self) -> str:
+        """The reference, behind the id of the original where it names an artifact: that is what can be restored."""
+        return f"{self.result_id} {self.reference}" if self.reference.startswith("artifact:") else self.reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ class Fact:
     @property
     def line(self) -> str:
         """The fact and its pointers in one line, as a balance tells it."""
-        return f"{self.id}: {self.text} [{', '.join(source.reference for source in self.sources)}]"
+        return one_line(f"{self.id}: {self.text} [{', '.join(source.pointer for source in self.sources)}]")
 
 
 def in_balance(facts: Iterable[Fact]) -> list[Fact]:

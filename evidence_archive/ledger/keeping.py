@@ -21,7 +21,7 @@ from evidence_archive.errors import (
 from evidence_archive.ledger import entries
 from evidence_archive.ledger.checks import Check
 from evidence_archive.ledger.entries import Artifact, Claim, Fact, Outcome, Period, Source, added_up
-from evidence_archive.ledger.sources import BROKEN, NOT_THERE, Lent, Sources, content_of
+from evidence_archive.ledger.sources import BROKEN, NOT_THERE, UNREAD, Lent, Sources, content_of
 from evidence_archive.records import Records
 from evidence_archive.references import Reference, parse_reference
 from evidence_archive.restoring import Restoring
@@ -60,6 +60,11 @@ class Disagreement:
     fact_id: str
     is_key: bool
     why: str = field(repr=False)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether nothing is wrong but that who asked may not read what it cites."""
+        return self.why.endswith(UNREAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +265,8 @@ class Ledger:
             FormatError: the fact to supersede is none that holds, or the claim is none of this ledger.
             NotAvailableError, StoreError, KeyringError, IntegrityError: nothing was posted.
         """
+        if not isinstance(claim, Claim):
+            raise FormatError("What is verified is a claim, as claim() returned it; books().claims has all of them.")
         with self._at_hand():
             parts = []
             for source in claim.sources:
@@ -367,7 +374,11 @@ class Ledger:
             try:
                 if self._sources.read(source)[0] != source:
                     return f"{source.reference} no longer says what was cited."
-            except (NotAvailableError, ShreddedError, FormatError):
+            except NotAvailableError:
+                # It may be there, and not for who asks: then nothing is known of the fact, and nothing noted.
+                is_there = source.result_id not in self._sources.unfit([source.result_id])
+                return f"{source.reference} {UNREAD if is_there else NOT_THERE}"
+            except (ShreddedError, FormatError):
                 return f"{source.reference} {NOT_THERE}"
             except IntegrityError:
                 return f"{source.reference} {BROKEN}"
@@ -391,6 +402,11 @@ class Ledger:
         with self._at_hand():
             report, agreeing = self._compared(strong=False)
             wrong = [one.fact_id for one in report.disagreements if one.is_key]
+            unread = [one.fact_id for one in report.disagreements if one.is_key and one.is_unread]
+            if unread:
+                raise CheckFailedError(
+                    f"The books do not close: you may not read what {unread[0]} cites. Somebody who may has to close."
+                )
             if wrong:
                 self._post(lambda books: [_reconciled(report)])
                 raise CheckFailedError(
@@ -413,17 +429,20 @@ class Ledger:
             periods = self._post(made).periods
             return periods[f"p{len(periods)}"]
 
-    def opening(self, period_id: str | None = None, budget_tokens: int | None = OPENING_TOKENS) -> list[str]:
+    def opening(self, period_id: str | Period | None = None, budget_tokens: int | None = OPENING_TOKENS) -> list[str]:
         """The opening balance after a period: a line for each fact with its pointers, key facts first, newest first.
 
         Args:
-            period_id: after which period; the last one by default.
+            period_id: after which period, by its id or itself; the last one by default.
             budget_tokens: bound on all lines together; what does not fit is counted in a last line. ``None``: all.
 
         Raises:
             FormatError: there is no such period.
             StoreError, IntegrityError: the store cannot be read, or was changed.
         """
+        period_id = period_id.id if isinstance(period_id, Period) else period_id
+        if budget_tokens is not None and (type(budget_tokens) is not int or budget_tokens < 0):
+            raise FormatError("A budget is a whole number of tokens.")
         with self._at_hand():
             books = self._all()
             if period_id is None and not books.periods:
@@ -559,6 +578,8 @@ def references_of(text: object, sources: Iterable[str]) -> list[Reference]:
 
 
 def _passed(check: Check, parts: Sequence[bytes]) -> Outcome:
+    if not callable(check):
+        raise FormatError("A check is a function of the cited parts, such as quotes(...).")
     outcome = check(parts)
     if not isinstance(outcome, Outcome):
         raise CheckFailedError("A check says what it compared, as an Outcome, or raises CheckFailedError.")
@@ -623,7 +644,7 @@ def _reconciled(report: Report) -> dict[str, Any]:
         "kind": "reconciled",
         "strong": report.strong,
         "weak": report.weak,
-        "disagreeing": [one.fact_id for one in report.disagreements],
+        "disagreeing": [one.fact_id for one in report.disagreements if not one.is_unread],
     }
 
 

@@ -66,7 +66,7 @@ class Observing:
                 return  # the next view tries again
             except BatchRejectedError as error:  # what could not be kept has been counted already
                 self._log(number)
-                if error.reason in ("store_unavailable", "unknown"):
+                if error.reason in ("store_unavailable", "unknown", "suspended"):
                     return
             except EvidenceArchiveError as error:
                 self._trouble(error)
@@ -77,7 +77,7 @@ class Observing:
         if place.number is None or place.number in self._done or place.call is None or place.form == NOTE:
             return False
         row = self._records.rows[place.number]
-        return row.own is None and row.state == "live"
+        return row.own is None and row.state in ("live", "archived")
 
     def _look_at(self, number: int, place: Place) -> None:
         found: list[Finding] = []

@@ -21,10 +21,11 @@ from evidence_archive.records import Records
 from evidence_archive.references import Reference, parse_reference
 from evidence_archive.restoring import Found, Restoring
 
-__all__ = ["BROKEN", "NOT_THERE", "Lent", "Sources", "bytes_of", "content_of"]
+__all__ = ["BROKEN", "NOT_THERE", "UNREAD", "Lent", "Sources", "bytes_of", "content_of"]
 
 NOT_THERE = "is not there any more."
 BROKEN = "does not open: stored bytes were changed."
+UNREAD = "may not be read by you: somebody who may has to reconcile."
 """What may be wrong with a source, in words."""
 
 

@@ -1,15 +1,15 @@
 """What a model is told of what left its window: balance, card, open points, spans, in one bounded text.
 
-The parts stand in that order, each cut to what is left of the budget: facts first, then what is open on the card,
-then what earlier summaries left open, then the newest spans. What does not fit is counted, never dropped in silence.
+The parts stand in that order. Each has a share of the budget, and more where others leave some: facts first, then
+what is open on the card, then what earlier summaries left open, then the newest spans. What does not fit is counted.
 Words that are not ours (facts, texts of the card, summaries, names of tools) are cleaned and quoted, as in notes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from evidence_archive.notes import RESTORE_TOOL, SEARCH_TOOL, clean
+from evidence_archive.notes import RESTORE_TOOL, SEARCH_TOOL, clean, one_line
 from evidence_archive.window.card import Card, Item
 
 __all__ = ["HEAD", "Left", "carried", "indexed"]
@@ -23,6 +23,9 @@ SUMMARIES_MAX = 3
 
 TEXT_BYTES_MAX = 256 * 1024
 """Bound on the text, in bytes, however many tokens a window has."""
+
+SHARES = {"facts": 0.4, "items of the card": 0.25, "points": 0.15, "spans": 0.2}
+"""What each part has of the budget, whatever the others need."""
 
 _ORDER = ("in_progress", "confirmed", "draft", "done", "dropped")
 """Which items of a card are told first."""
@@ -93,71 +96,109 @@ def carried(
     """
     if not facts and card.goal is None and not card.items and not points and not left:
         return ""
-    text = _Bounded(count, budget_tokens)
-    if not text.add(HEAD):
-        return ""
-    text.section("Established facts:", facts, "facts")
     goal = [] if card.goal is None else [f"goal: {card.goal}"]
     items = sorted(card.items.values(), key=lambda item: _ORDER.index(item.state))
-    text.section("The card of this task:", [*goal, *map(_line, items)], "items of the card")
     on_card = {item.text for item in card.items.values()}
-    open_points = [point for point in reversed(points) if point not in on_card]
-    text.section("Open or decided in turns that left, newest first:", open_points, "points")
-    newest = [_span(one) for one in reversed(left)]
+    open_points = [point for point in dict.fromkeys(reversed(points)) if point not in on_card]
     way = f"{RESTORE_TOOL} with the id" if with_tools else "session.restore with the id, in a program,"
-    text.section(f"Left this window, newest first; {way} gives the exact messages:", newest, "spans")
-    if retired:
-        search = SEARCH_TOOL if with_tools else "session.search, in a program,"
-        text.add(f"... and {retired} older spans that nothing refers to: {search} finds what is in them")
-    return text.text()
+    search = SEARCH_TOOL if with_tools else "session.search, in a program,"
+    older = f"... and {retired} older spans that nothing refers to: {search} finds what is in them"
+    sections = [
+        _Section("Established facts:", [one_line(fact) for fact in facts], "facts"),
+        _Section("The card of this task:", [*map(one_line, goal), *map(_line, items)], "items of the card"),
+        _Section("Open or decided in turns that left, newest first:", [*map(one_line, open_points)], "points"),
+        _Section(
+            f"Left this window, newest first; {way} gives the exact messages:",
+            [_span(one) for one in reversed(left)],
+            "spans",
+            [older] if retired else [],
+        ),
+    ]
+    return _fitted(HEAD, [one for one in sections if one.entries], _costs(count), budget_tokens)
 
 
 def _line(item: Item) -> str:
     reason = f" (because {item.reason})" if item.reason else ""
     references = f" [{', '.join(map(str, item.references))}]" if item.references else ""
-    return f"{item.id} {item.state}: {item.text}{reason}{references}"
+    return one_line(f"{item.id} {item.state}: {item.text}{reason}{references}")
 
 
 def _span(left: Left) -> str:
-    head = f"{left.result_id}: messages {left.first} to {left.last}, {left.line}"
+    head = one_line(f"{left.result_id}: messages {left.first} to {left.last}, {left.line}")
     return f"{head}\n{left.summary}" if left.summary else head
 
 
-class _Bounded:
-    """Lines, as long as they fit; a line that says how many did not always does."""
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """A part of the text: its title, its entries, what they are, and what is said behind them in any case."""
 
-    def __init__(self, count: Callable[[str], int], budget_tokens: int) -> None:
-        self._count = count
-        self._left = budget_tokens
-        self._left_bytes = TEXT_BYTES_MAX
-        self._lines: list[str] = []
+    title: str
+    entries: Sequence[str]
+    what: str
+    behind: Sequence[str] = ()
 
-    def add(self, line: str) -> bool:
-        """Whether it fitted; a line break costs a token at most."""
-        tokens, size_bytes = self._count(line) + 1, len(line.encode("utf-8", "surrogatepass")) + 1
-        if tokens > self._left or size_bytes > self._left_bytes:
-            return False
-        self._left -= tokens
-        self._left_bytes -= size_bytes
-        self._lines.append(line)
-        return True
+    def shown(self, entries: Sequence[str], count: int) -> list[str]:
+        """Its lines with the first entries, quoted; what is not among them is counted."""
+        rest = len(self.entries) - count
+        more = [f"... and {rest} {self.what} more" if count else f"... {rest} {self.what}"] if rest else []
+        return [*([self.title] if count else []), *entries[:count], *more, *self.behind]
 
-    def section(self, title: str, entries: Sequence[str], what: str) -> None:
-        """A title and what of its entries fits; what does not is counted."""
-        if not entries:
-            return
-        rest = self._count(f"... and {len(entries)} {what} more") + 1
-        self._left -= rest
-        shown = self.add(title) and sum(self._shown(entries))
-        self._left += rest
-        if shown < len(entries):
-            self.add(f"... and {len(entries) - shown} {what} more" if shown else f"... {len(entries)} {what}")
 
-    def _shown(self, entries: Iterable[str]) -> Iterable[bool]:
-        for entry in entries:
-            if not self.add("\n".join(f"> {line}" for line in clean(entry).split("\n"))):
-                return
-            yield True
+Costs = Callable[[str], tuple[int, int]]
 
-    def text(self) -> str:
-        return "\n".join(self._lines)
+
+def _costs(count: Callable[[str], int]) -> Costs:
+    """Tokens and bytes of a line; a line break costs a token at most."""
+    return lambda line: (count(line) + 1, len(line.encode("utf-8", "surrogatepass")) + 1)
+
+
+def _quoted(entry: str) -> str:
+    return "\n".join(f"> {line}" for line in clean(entry).split("\n"))
+
+
+def _fitted(head: str, sections: Sequence[_Section], costs: Costs, budget_tokens: int) -> str:
+    """The text: each section first with what fits in its share, then, in turn, with what is left over."""
+    quoted = [[_quoted(one) for one in part.entries] for part in sections]
+    sizes = [[costs(one) for one in entries] for entries in quoted]
+    counts = [0] * len(sections)
+
+    def used(nth: int, count: int) -> tuple[int, int]:
+        tokens = sum(size[0] for size in sizes[nth][:count])
+        bytes_ = sum(size[1] for size in sizes[nth][:count])
+        lines = [costs(line) for line in sections[nth].shown((), count)]
+        return tokens + sum(one[0] for one in lines), bytes_ + sum(one[1] for one in lines)
+
+    def grow(nth: int, tokens_max: int, bytes_max: int) -> None:
+        """As many more entries as fit."""
+
+        def fits(count: int) -> bool:
+            tokens, bytes_ = used(nth, count)
+            return tokens <= tokens_max and bytes_ <= bytes_max
+
+        low, high = counts[nth], len(quoted[nth])
+        if fits(high):  # then no line says what is missing
+            low = high
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        counts[nth] = low
+
+    def total() -> tuple[int, int]:
+        all_used = [costs(head), *(used(nth, counts[nth]) for nth in range(len(sections)))]
+        return sum(one[0] for one in all_used), sum(one[1] for one in all_used)
+
+    for nth, part in enumerate(sections):
+        share = SHARES[part.what]
+        grow(nth, int(budget_tokens * share) - costs(head)[0], int(TEXT_BYTES_MAX * share) - costs(head)[1])
+    for nth in range(len(sections)):
+        tokens, bytes_ = total()
+        mine = used(nth, counts[nth])
+        grow(nth, budget_tokens - tokens + mine[0], TEXT_BYTES_MAX - bytes_ + mine[1])
+    lines, left = [], budget_tokens
+    for line in [head, *(line for nth, part in enumerate(sections) for line in part.shown(quoted[nth], counts[nth]))]:
+        tokens, _ = costs(line)
+        if tokens > left:
+            break  # a budget for hardly more than the head
+        left -= tokens
+        lines.append(line)
+    return "\n".join(lines)

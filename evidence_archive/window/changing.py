@@ -6,7 +6,7 @@ then, and that it may be time to archive, is told in one message that the next r
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from evidence_archive.notes import ARCHIVE_TOOL, clean
+from evidence_archive.notes import ARCHIVE_TOOL, clean, one_line
 from evidence_archive.window.card import Card
 
 __all__ = ["CHANGES_HEAD", "card_changes", "changes", "fact_changes"]
@@ -58,7 +58,7 @@ def changes(
         if remind
         else []
     )
-    quoted = ["\n".join(f"> {part}" for part in clean(line).split("\n")) for line in changed]
+    quoted = [f"> {clean(one_line(line))}" for line in changed]
     for first in range(len(quoted) + 1):
         lines = [*quoted[first:], *reminder]
         text = "\n".join([CHANGES_HEAD, *lines])

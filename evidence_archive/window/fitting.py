@@ -118,8 +118,9 @@ def kept(
     ]
     size, part = max(parts, key=lambda one: one[0])
     raise WindowTooSmallError(
-        f"The window holds {budget_tokens} tokens, and what has to be in it has {sizes[-1]}: {part} {size}. Raise "
-        "window_tokens_max, archive the largest result, or shorten that part."
+        f"The window has {budget_tokens} tokens for instructions and turns, and what has to be there has "
+        f"{sizes[-1]}: {part} {size}. Raise window_tokens_max, lower carried_share, or have the tool or the user say "
+        "less."
     )
 
 

@@ -1882,8 +1882,8 @@ _BOOKS = (
     Mutation(
         "window: what changed is not cleaned",
         "window/changing.py",
-        "for part in clean(line).split",
-        "for part in line.split",
+        "> {clean(one_line(line))}",
+        "> {one_line(line)}",
         "tests/attacks/test_injection_window.py::"
         "test_no_text_is_taken_for_ours_on_cards_in_facts_summaries_and_searches_and_all_comes_back"
         "[a hidden character]",
