@@ -372,6 +372,46 @@ def test_must_fail_control_a_reconciliation_that_does_not_read_again_reports_not
         assert not session.ledger.reconcile(strong=True).agrees
 
 
+def test_what_was_found_not_to_agree_is_read_again_by_every_later_comparison(
+    desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    with opened(desk) as archive:
+        ledger, part = filled(archive, owner).ledger, keeping._part
+        for line in ("r1#L40", "r1#L41"):
+            ledger.post(line, [line], quotes("ms"))
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(keeping, "_part", lambda whole, selector: b"x" if selector.lines == (40, 40) else b"y")
+            assert [one.fact_id for one in ledger.reconcile(strong=True).disagreements] == ["f1", "f2"]
+            meanwhile.setattr(
+                keeping,
+                "_part",
+                lambda whole, selector: b"x" if selector.lines == (40, 40) else part(whole, selector),
+            )
+            assert ledger.close().facts == ("f2",)
+            report = ledger.reconcile()
+            assert (report.strong, report.weak, [one.fact_id for one in report.disagreements]) == (1, 1, ["f1"])
+            assert [fact.id for fact in ledger.books().established()] == ["f2"]
+        assert ledger.reconcile().agrees
+        assert ledger.close().facts == ("f1", "f2")
+
+
+def test_a_fact_that_did_not_agree_is_not_established_because_its_correction_is_taken_back(
+    desk: Desk, owner: Principal
+):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        ledger = session.ledger
+        first = posted(session)
+        archive.custody(KEEPER).shred(session_id="case", result_id="r1")
+        assert not ledger.reconcile().agrees
+        second = posted(session, source="r2", check=quotes("24.87"), supersedes=first.id)
+        assert ledger.reconcile().agrees
+        ledger.take_back(second.id)
+        books = ledger.books()
+        assert (books.current(), books.established()) == ([books.facts["f1"]], [])
+        assert [one.fact_id for one in ledger.reconcile().disagreements] == ["f1"]
+
+
 def test_5_a_superseded_fact_is_still_there_and_can_be_rolled_back(desk: Desk, owner: Principal):
     with opened(desk) as archive:
         session = filled(archive, owner)

@@ -256,7 +256,9 @@ def added_up(entries: Iterable[tuple[Mapping[str, Any], int]], before: Books = N
                 case "looked_at":
                     looked_at[entry["result_id"]] = tuple(entry["not_verified"])
                 case "reconciled":
-                    disagreeing = frozenset(entry["disagreeing"])
+                    # Facts that hold were compared; what was found of others stands until they hold again.
+                    others = {one for one in disagreeing if not facts[one].is_current}
+                    disagreeing = frozenset(others | {*entry["disagreeing"]})
                 case other:
                     raise KeyError(other)
     except (KeyError, TypeError, ValueError) as error:

@@ -355,11 +355,14 @@ class Ledger:
         """What a reconciliation finds, and the ids of the facts that agree."""
         found: list[Disagreement] = []
         counts = {True: 0, False: 0}
-        current = self._all().current()
-        weak = [fact for fact in current if not (strong or fact.is_key)]
+        books = self._all()
+        current = books.current()
+        # What was found not to agree is read again: looking it up would not find that it changed.
+        read = {fact.id for fact in current if strong or fact.is_key or fact.id in books.disagreeing}
+        weak = [fact for fact in current if fact.id not in read]
         unfit = self._sources.unfit({source.result_id for fact in weak for source in fact.sources})
         for fact in current:
-            is_strong = strong or fact.is_key
+            is_strong = fact.id in read
             counts[is_strong] += 1
             why = self._disagrees(fact) if is_strong else _first_unfit(fact, unfit)
             if why is not None:
