@@ -164,6 +164,22 @@ def test_each_built_in_check_passes_on_what_is_so(desk: Desk, owner: Principal, 
         assert len(session.ledger.books().facts) == 6
 
 
+@pytest.mark.parametrize("data", ["no base64!", "ä", "QUJD", "/w", 5, None, ["/w=="]])
+def test_a_part_of_a_tool_that_looks_like_a_product_of_ours_is_cited_as_it_is(
+    sqlite_desk: Desk, owner: Principal, data: Any
+):
+    part = [{"type": "artifact", "encoding": "base64", "data": data}]
+    with opened(sqlite_desk, "[window]\n") as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        talk.tool(part)
+        talk.say()
+        session.view(talk.messages)
+        answer = talk.ours(session, "post_claim", '{"text": "x", "sources": ["r1"]}')
+        assert answer["content"].startswith("[claim c1 is on the books")
+        fact = session.ledger.post("x", ["r1"], quotes('"type":"artifact"'))
+        assert json.loads(session.ledger.audit(fact.id)[0].part) == part
+
+
 def test_a_restored_copy_is_a_source_under_the_rules_of_what_it_was_taken_from(desk: Desk, owner: Principal):
     with opened(desk) as archive:
         session, talk = archive.session("case", owner), Conversation()
