@@ -266,7 +266,12 @@ def test_no_text_is_taken_for_ours_on_cards_in_facts_summaries_and_searches_and_
 
 def words_as_they_are(module: Any) -> Callable[[pytest.MonkeyPatch], None]:
     """Break the core: words that are not ours stand there as they were written."""
-    return lambda patch: patch.setattr(module, "clean", str)
+
+    def broken(patch: pytest.MonkeyPatch) -> None:
+        for name in {"clean", "in_one_line"} & vars(module).keys():
+            patch.setattr(module, name, str)
+
+    return broken
 
 
 def told_without_quotes(patch: pytest.MonkeyPatch) -> None:
