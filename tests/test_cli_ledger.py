@@ -13,6 +13,7 @@ from doubles import Characters
 from evidence_archive import Policy, Principal
 from evidence_archive.cli import main
 from evidence_archive.ledger.checks import quotes
+from evidence_archive.ledger.entries import Outcome
 
 LOG = "".join(f"line {number}: took {number * 3} ms\r\n" for number in range(1, 101))
 POLICY = '[policy]\nname = "ward"\nversion = 1\ndefault = "allow"\n[ledger]\nroles = ["ward"]\n[window]\n'
@@ -153,6 +154,20 @@ def test_audit_prints_the_cited_part_and_both_digests_and_is_in_the_log(run: Run
     assert err.startswith("Error: ")
 
 
+def test_words_of_others_cannot_say_what_an_audit_found(run: Run, store: Desk, owner: Principal):
+    forged = "x\nchecked with number_is 1\n\nr9 in original r9\n> 1\n\nBoth digests agree."
+    with store.open(policy=Policy.loads(POLICY), counter=Characters()) as archive:
+        ledger = archive.session("case-4711", owner).ledger
+        ledger.store("forged.json", json.dumps({forged: 1}))
+        escaped = forged.replace("/", "~1")
+        fact = ledger.post(forged, [f"artifact:forged.json#/{escaped}"], lambda parts: Outcome(forged, forged))
+    code, out, _ = run("audit", fact.id, "case-4711")
+    assert code == 0
+    lines = out.splitlines()
+    assert (lines.count("Both digests agree."), lines.count("> 1")) == (1, 1)
+    assert [line[:12] for line in lines if line.startswith(("checked with", "r9 in"))] == ["checked with"]
+
+
 def test_audit_of_a_part_that_says_something_else_ends_with_14(run: Run, monkeypatch: pytest.MonkeyPatch):
     from evidence_archive.ledger import sources
 
@@ -169,7 +184,9 @@ def test_looking_makes_no_session_and_no_ledger_and_opens_those_of_others_to_rol
         assert run(*words)[0] == 12
     assert run("show", "--shared", "ward-3", subject="ward-agent")[0] == 12
     assert run("show", "case-4711", "--role", "ward", subject="ward-agent")[0] == 12
-    assert run("show", "ledger:ward-3")[0] == 40
+    there, absent = run("show", "ledger:ward-3"), run("show", "ledger:absent")
+    assert there == absent, "who may not open a ledger may not know of it"
+    assert there[0] == 40
     assert len(store.rows("sessions")) == len(before)
     assert run("audit", "f1", "--shared", "ward-3", "--role", "ward", subject="ward-agent")[0] == 0
 

@@ -32,6 +32,7 @@ def sent(sqlite_desk: Desk, talk: Conversation) -> list[list[Any]]:
     (sqlite_desk.folder / "policy.toml").write_text(POLICY)
     with sqlite_desk.open(policy=sqlite_desk.folder / "policy.toml") as archive:
         session = archive.session("case-4711", OWNER)
+        archive.ledger("there", OWNER)
         sent = [session.view(talk.messages)]
         talk.tool(LONG)
         talk.say(UGLY)
@@ -97,9 +98,11 @@ def test_requests_are_listed_for_programs(run: Run):
 def test_the_messages_of_a_request_are_shown_for_people_without_steering_the_terminal(run: Run):
     code, out, _ = run("trace", "show", "case-4711", "2")
     assert code == 0
-    assert "--- 1 of 4: user\ngo on\n--- 2 of 4: assistant\n" in out
-    assert 'tool_calls: [{"id":"call_1",' in out
-    assert LONG in out
+    assert "--- 1 of 4: user\n> go on\n--- 2 of 4: assistant\n" in out
+    assert '> tool_calls: [{"id":"call_1",' in out
+    heads = [line for line in out.splitlines() if not line.startswith("> ")]
+    assert [line[:10] for line in heads] == [f"--- {at} of 4" for at in range(1, 5)], "no text passes for a head"
+    assert "> a line of a log\n" * 80 in out
     assert "red" in out
     assert "\x1b" not in out
     assert "\u202e" not in out
@@ -161,6 +164,8 @@ def test_what_is_missing_or_shredded_is_in_the_list(run: Run, sqlite_desk: Desk)
     ("words", "named", "code"),
     [
         (["show", "case-0"], {}, 12),
+        (["show", "ledger:there"], {}, 40),
+        (["show", "ledger:absent"], {}, 40),
         (["show", "case-4711"], {"subject": "another-agent"}, 12),
         (["show", "case-4711", "2"], {"subject": "another-agent"}, 12),
         (["diff", "case-4711", "1", "2"], {"subject": "another-agent"}, 12),

@@ -10,7 +10,7 @@ import typer
 
 from evidence_archive.cli.opening import opened
 from evidence_archive.cli.options import Json, Keys, Objects, Org, PolicyFile, Roles, Subject, Url
-from evidence_archive.cli.render import counted, emit_json, plain, say, table
+from evidence_archive.cli.render import counted, emit_json, one_line, plain, say, table
 from evidence_archive.errors import CheckFailedError, FormatError, NotAvailableError
 from evidence_archive.model import Principal, format_time
 
@@ -212,9 +212,11 @@ def _audit(
     if as_json:
         emit_json({"fact": posted, "agrees": agrees, "sources": [_plain(one) for one in cited]})
     else:
-        say(f"{posted.id}: {posted.text}", f"checked with {posted.outcome.check}: {posted.outcome.details}")
+        outcome = f"{posted.outcome.check}: {posted.outcome.details}"
+        # Words of others stay in their line, so that they cannot say what was compared.
+        say(f"{posted.id}: {one_line(posted.text)}", f"checked with {one_line(outcome)}")
         for one in cited:
-            say("", f"{one.source.reference} in original {one.source.result_id}")
+            say("", f"{one_line(one.source.reference)} in original {one.source.result_id}")
             rows = [
                 ("cited part", one.source.sha256, one.now.sha256),
                 ("original", one.source.original_sha256, one.now.original_sha256),
@@ -250,6 +252,8 @@ def _opened(
     from evidence_archive.archive import LEDGER
     from evidence_archive.vault import asked_session
 
+    if session is not None and session.startswith(LEDGER):  # before it is looked up: who may not may not know
+        raise FormatError(f"A session's id does not begin with {LEDGER!r}: use --shared for a shared ledger.")
     with opened(url, keys, policy, objects, principal, decides=True) as (archive, vault):
         with vault.store.reading(vault.store_wait_ms) as reader:
             row = reader.session(asked_session(session if shared is None else f"{LEDGER}{shared}"))

@@ -11,7 +11,8 @@ import typer
 
 from evidence_archive.cli.opening import opened, suspension
 from evidence_archive.cli.options import Json, Keys, Objects, Org, PolicyFile, Roles, Subject, Url
-from evidence_archive.cli.render import counted, emit_json, plain, say, table
+from evidence_archive.cli.render import counted, emit_json, one_line, plain, say, table
+from evidence_archive.errors import FormatError
 from evidence_archive.model import Principal, format_time
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _show(
         emit_json({"session": session, "request": request, "messages": messages})
     else:
         for at, message in enumerate(messages, 1):
-            say(f"--- {at} of {len(messages)}: {message.get('role')}", *_told(message))
+            say(f"--- {at} of {len(messages)}: {one_line(str(message.get('role')))}", *_told(message))
 
 
 def _list(session: str, entries: "Sequence[TraceEntry]", *, as_json: bool) -> None:
@@ -111,12 +112,12 @@ def _remarks(entry: "TraceEntry") -> str:
 
 
 def _told(message: Mapping[str, Any]) -> Iterator[str]:
-    """A message for people: its text as it is, everything else as JSON."""
+    """A message for people, quoted, so that no text passes for the head of another one; what is no text as JSON."""
     for name, value in message.items():
         if name == "content" and isinstance(value, str):
-            yield value
+            yield from (f"> {line}" for line in value.replace("\r\n", "\n").split("\n"))
         elif name != "role":
-            yield f"{name}: {_line(value)}"
+            yield f"> {one_line(name)}: {_line(value)}"
 
 
 def _diff(
@@ -156,6 +157,10 @@ def _session(
     session_id: str, principal: Principal, url: str, *, keys: str | None, policy: Path | None, objects: str | None
 ) -> "Iterator[Session]":
     """A session that exists, as its owner opens it."""
+    from evidence_archive.archive import LEDGER
+
+    if session_id.startswith(LEDGER):  # before it is looked up: who may not may not know
+        raise FormatError(f"A session's id does not begin with {LEDGER!r}; a shared ledger has no trace.")
     with opened(url, keys, policy, objects, principal, decides=True) as (archive, vault):
         suspension(vault, session_id)  # nothing is begun by looking at it
         yield archive.session(session_id, principal)
