@@ -21,6 +21,7 @@ from evidence_archive.ledger import rules as rules_module
 from evidence_archive.ledger.entries import Outcome, added_up
 from evidence_archive.ledger.rules import Finding, Rule, arguments_of, artifact_name, written_file
 from evidence_archive.model import ToolCall
+from evidence_archive.testing import FrozenClock
 
 KEEPER = Principal(org="north-clinic", subject="records", roles={"custodian"})
 TEXT = "ward,days\r\nA,3\r\nB,5\r\n"
@@ -103,6 +104,19 @@ def test_a_later_product_of_the_same_name_supersedes_the_earlier_fact(desk: Desk
         books = session.ledger.books()
         assert [fact.text for fact in books.current()] == ["write_file wrote a, 6 bytes"]
         assert [fact.id for fact in books.history("f2")] == ["f1", "f2"]
+
+
+def test_each_of_several_facts_on_a_product_is_superseded_by_one_on_the_next(
+    sqlite_desk: Desk, owner: Principal, root: Path
+):
+    rules = [written_file(tool="write_file", root=root, content=content) for content in ("content", None)]
+    with opened(sqlite_desk) as archive:
+        session, talk = archive.session("case", owner, rules=rules), Conversation()
+        for text in ("1", "22", "333"):
+            (root / "a").write_text(text)
+            wrote(talk, "a", text)
+            session.view(talk.messages)
+        assert [fact.text for fact in session.ledger.books().current()] == ["write_file wrote a, 3 bytes"] * 2
 
 
 def test_a_name_that_no_artifact_can_have_is_encoded(root: Path):
@@ -231,6 +245,26 @@ def test_an_empty_file_that_was_written_is_a_fact_too(sqlite_desk: Desk, owner: 
         assert [fact.text for fact in session.ledger.books().facts.values()] == ["write_file wrote empty, 0 bytes"]
 
 
+def test_what_came_while_archiving_was_suspended_is_looked_at_afterwards(
+    sqlite_desk: Desk, owner: Principal, root: Path
+):
+    (root / "a").write_bytes(TEXT.encode())
+    clock = FrozenClock()
+    with flaky(sqlite_desk, policy=policy_of(), counter=Characters(), clock=clock) as archive:
+        session = archive.session("case", owner, rules=[written_file(tool="write_file", root=root)])
+        talk = Conversation()
+        archive.flaky.fault = AWAY
+        for _ in range(3):
+            session.view(talk.messages)
+        archive.flaky.fault = None
+        wrote(talk, "a")
+        session.view(talk.messages)
+        assert session.stats().suspended == "store"
+        clock.advance(3_600)
+        session.view(talk.messages)
+        assert [fact.text for fact in session.ledger.books().current()] == ["write_file wrote a, 21 bytes"]
+
+
 def test_must_fail_control_rules_that_forget_what_they_looked_at_post_twice(
     desk: Desk, owner: Principal, root: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -345,12 +379,33 @@ def broken(kind: str) -> Rule:
             "name": Finding("fine", found.outcome, "../a", b"x"),
             "str": Finding("fine", found.outcome, "a", "x"),  # type: ignore[arg-type]
             "outcome": Finding("fine", None, "a", b"x"),  # type: ignore[arg-type]
+            "check": Finding("fine", Outcome(["mine"], "looked"), "a", b"x"),  # type: ignore[arg-type]
+            "details": Finding("fine", Outcome("mine", object()), "a", b"x"),  # type: ignore[arg-type]
+            "many words": Finding("fine", Outcome("mine", "x" * 2_000_000), "a", b"x"),
+            "path": Finding("fine", found.outcome, Path("a"), b"x"),  # type: ignore[arg-type]
+            "key": Finding("fine", found.outcome, "a", b"x", key=object()),  # type: ignore[arg-type]
         }[kind]
 
     return rule
 
 
-@pytest.mark.parametrize("kind", ["raises", "seal", "store", "text", "long", "name", "str", "outcome"])
+BROKEN = [
+    "raises",
+    "seal",
+    "store",
+    "text",
+    "long",
+    "name",
+    "str",
+    "outcome",
+    "check",
+    "details",
+    "many words",
+    "path",
+]
+
+
+@pytest.mark.parametrize("kind", [*BROKEN, "key"])
 def test_a_rule_that_is_broken_breaks_no_view_and_keeps_no_other_from_its_entry(
     sqlite_desk: Desk, owner: Principal, root: Path, kind: str
 ):
@@ -362,6 +417,9 @@ def test_a_rule_that_is_broken_breaks_no_view_and_keeps_no_other_from_its_entry(
         assert session.view(talk.messages) == talk.messages
         assert [fact.text for fact in session.ledger.books().current()] == ["write_file wrote a, 21 bytes"]
         assert len(looked_at(session)["r1"]) == 1
+        for _ in range(4):
+            wrote(talk, "a")
+            assert session.view(talk.messages) == talk.messages
         assert session.stats().suspended is None
 
 

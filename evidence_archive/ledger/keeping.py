@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from evidence_archive.archiving import Archiving, Kept
 from evidence_archive.books import Books, Posting
@@ -36,6 +36,7 @@ __all__ = [
     "Sourced",
     "claim_entry",
     "fact_entry",
+    "is_plain",
     "references_of",
 ]
 
@@ -43,6 +44,9 @@ ARTIFACT_BYTES_MAX = 64 * 1024 * 1024
 
 OPENING_TOKENS = 4_000
 """How much of an opening balance is given, unless the host says otherwise, in tokens."""
+
+OUTCOME_CHARS_MAX = 10_000
+"""Longest text of an outcome of a check, in characters."""
 
 _BOOK = "ledger"
 
@@ -170,6 +174,8 @@ class Ledger:
             BatchRejectedError: it was not archived.
             StoreError, KeyringError: store or keys are not at hand.
         """
+        if not isinstance(name, str):
+            raise FormatError("The name of an artifact is a text.")
         parse_reference(f"artifact:{name}")  # raises where it is none
         exact = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
         if not isinstance(exact, bytes) or len(exact) > ARTIFACT_BYTES_MAX:
@@ -584,9 +590,18 @@ def _passed(check: Check, parts: Sequence[bytes]) -> Outcome:
     if not callable(check):
         raise FormatError("A check is a function of the cited parts, such as quotes(...).")
     outcome = check(parts)
-    if not isinstance(outcome, Outcome):
-        raise CheckFailedError("A check says what it compared, as an Outcome, or raises CheckFailedError.")
+    if not is_plain(outcome):
+        raise CheckFailedError(
+            "A check says what it compared, as an Outcome of two texts, or raises CheckFailedError."
+        )
     return outcome
+
+
+def is_plain(outcome: object) -> TypeGuard[Outcome]:
+    """Whether it is what a check returns: an outcome of two texts that can be put down."""
+    if not isinstance(outcome, Outcome):
+        return False
+    return all(isinstance(one, str) and len(one) <= OUTCOME_CHARS_MAX for one in (outcome.check, outcome.details))
 
 
 def claim_entry(claim: Claim) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from evidence_archive.errors import (
 )
 from evidence_archive.ledger import entries
 from evidence_archive.ledger.entries import Claim, Source
-from evidence_archive.ledger.keeping import ARTIFACT_BYTES_MAX, Ledger, claim_entry, fact_entry
+from evidence_archive.ledger.keeping import ARTIFACT_BYTES_MAX, Ledger, claim_entry, fact_entry, is_plain
 from evidence_archive.ledger.rules import Finding, Rule
 from evidence_archive.ledger.sources import content_of
 from evidence_archive.matching import NOTE, Place
@@ -46,8 +46,8 @@ class Observing:
 
     def look(self) -> None:
         """Let the rules look at every result of the newest view that they have not looked at."""
-        if not self._rules:
-            return
+        if not self._rules or self._records.suspension() is not None:
+            return  # nothing could be kept: a view after the suspension looks
         places = [place for place in self._records.timeline.places if self._is_new(place)]
         if not places:
             return
@@ -108,11 +108,14 @@ class Observing:
             if result_id in books.looked_at:
                 return []
             posted: list[dict[str, Any]] = []
-            before = {(one.outcome.check, one.sources[0].reference): one.id for one in books.current()}
+            before: dict[tuple[str, str], list[str]] = {}
+            for one in books.current():
+                before.setdefault((one.outcome.check, one.sources[0].reference), []).append(one.id)
             for nth, (finding, source) in enumerate(kept, 1):
                 claim = Claim(f"c{len(books.claims) + nth}", finding.text, (source,), "host")
                 # What a rule found of the same product before is corrected by what it finds now.
-                earlier = before.pop((finding.outcome.check, source.reference), None)
+                held = before.get((finding.outcome.check, source.reference))
+                earlier = held.pop(0) if held else None
                 posted += [
                     {
                         "kind": "artifact",
@@ -156,8 +159,10 @@ def _checked(finding: object) -> Finding:
         not isinstance(finding, Finding)
         or not isinstance(finding.text, str)
         or not 1 <= len(finding.text.strip()) <= len(finding.text) <= entries.TEXT_CHARS_MAX
-        or not isinstance(finding.outcome, entries.Outcome)
+        or not is_plain(finding.outcome)
+        or not isinstance(finding.name, str)
         or not isinstance(finding.data, bytes)
+        or not isinstance(finding.key, bool)
         or len(finding.data) > ARTIFACT_BYTES_MAX
     ):
         raise CheckFailedError("A rule returns a Finding with a text, an Outcome and bytes, or None.")
