@@ -119,6 +119,22 @@ def test_each_of_several_facts_on_a_product_is_superseded_by_one_on_the_next(
         assert [fact.text for fact in session.ledger.books().current()] == ["write_file wrote a, 3 bytes"] * 2
 
 
+def test_a_product_of_a_result_of_several_tools_is_not_kept_under_the_rules_of_one(
+    desk: Desk, owner: Principal, root: Path
+):
+    (root / "a").write_bytes(TEXT.encode())
+    rules = '[[restore]]\ntools = ["records.*"]\nroles = ["records"]\n'
+    with desk.open(policy=policy_of(rules), counter=Characters()) as archive:
+        session = archive.session("case", owner, rules=[written_file(tool="write_file", root=root)])
+        talk = Conversation()
+        wrote(talk, "a")
+        talk.messages[-1]["name"] = "records.write"
+        session.view(talk.messages)
+        assert not session.ledger.books().facts
+        assert "several tools" in looked_at(session)["r1"][0]
+        assert all(row.own != "artifact" for row in session._records.rows.values())
+
+
 def test_a_name_that_no_artifact_can_have_is_encoded(root: Path):
     assert artifact_name("week 12/50% #1\\é.md") == "week%2012/50%25%20%231%5Cé.md"
     (root / "a b#c").write_text("x")

@@ -163,6 +163,27 @@ def test_rules_on_what_is_cited_hold_for_the_ledgers_original(desk: Desk, owner:
         assert ledger.close().facts == ("f1", "f2")
 
 
+def test_a_result_that_the_list_calls_by_another_tool_now_is_not_kept_under_the_rules_of_the_first(
+    desk: Desk, owner: Principal
+):
+    with opened(desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        talk.tool(LOG, call_id="c1")
+        talk.say()
+        session.view(talk.messages)
+        renamed = Conversation()
+        renamed.tool(LOG, name="hr.lookup", call_id="c1")
+        renamed.say()
+        session.view(renamed.messages)
+        for ledger in (session.ledger, archive.ledger("ward-3", owner)):
+            with pytest.raises((FormatError, NotAvailableError)):
+                ledger.claim("line 40", ["r1#L40"], session=session)
+            assert not ledger.books().claims
+        assert all(row.own != "artifact" for row in session._records.rows.values())
+        session.view(talk.messages)
+        assert session.ledger.claim("line 40", ["r1#L40"]).id == "c1"
+
+
 def test_must_fail_control_without_a_rule_on_it_the_same_original_is_everybodys(desk: Desk, owner: Principal):
     with opened(desk) as archive:
         session, ledger = filled(archive, owner), archive.ledger("ward-3", owner)

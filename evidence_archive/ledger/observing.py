@@ -94,6 +94,9 @@ class Observing:
                 wrong.append(str(error)[: entries.TEXT_CHARS_MAX])
             except Exception as error:  # whatever a rule of the host raises, the view goes on
                 wrong.append(f"A rule failed with {type(error).__name__}.")
+        if found and len(self._records.facts(self._records.rows[number], place, None).tools) > 1:
+            found.clear()
+            wrong.append("The result is known under several tools: no product can be kept under all their rules.")
         if wrong:
             self._log(number)
         if found or wrong:

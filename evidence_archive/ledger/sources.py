@@ -24,6 +24,8 @@ from evidence_archive.restoring import Found, Restoring
 
 __all__ = ["BROKEN", "NOT_THERE", "UNREAD", "Lent", "Sources", "bytes_of", "content_of"]
 
+_SEVERAL = "This result is known under several tools or kinds: it cannot be kept under all their rules."
+
 NOT_THERE = "is not there any more."
 BROKEN = "does not open: stored bytes were changed."
 UNREAD = "may not be read by you: somebody who may has to reconcile."
@@ -103,6 +105,8 @@ class Sources:
             raise NotAvailableError
         if not records.vault.may_restore(records.principal, records.row.subject, *rows):
             raise NotAvailableError
+        if row.own is None and len(records.facts(row, place, None).tools) > 1:
+            raise FormatError(_SEVERAL)  # also where the list tells of a tool that the record does not know
         return content, f"what {format_result_id(number)} says", rows
 
     def _kept_as(self, content: Content, words: str, rows: Sequence[ResultRow]) -> str:
@@ -115,9 +119,7 @@ class Sources:
         tools = {text_of(name) for name in (origin.tool_name, origin.result_tool_name) if name is not None}
         kinds = {row.kind for row in rows if row.kind is not None}
         if len(tools) > 1 or len(kinds) > 1:
-            raise FormatError(
-                "This result is known under several tools or kinds: it cannot be kept under all their rules."
-            )
+            raise FormatError(_SEVERAL)
         sensitivity = frozenset(name for row in rows for name in row.sensitivity.split("\n") if name)
         return self.keep(
             Kept("artifact", content, words, sensitivity, next(iter(tools), None), next(iter(kinds), None))
