@@ -431,6 +431,7 @@ class Archiving:
         item = Item(format_result_id(row.number), kept.words)
         note = records.note_text(row, kept.words)
         facts = records.facts(row, None, kept.content)
+        # No note stands in its place, so none has to be smaller: what is kept may be empty.
         candidate = Candidate(read=True, size_bytes=encoded.size_bytes, tokens=tokens, note_tokens=-1)
         return (item,), {item.id: _Draft(candidate, row, encoded, facts, note)}
 

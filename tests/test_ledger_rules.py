@@ -135,6 +135,18 @@ def test_a_product_of_a_result_of_several_tools_is_not_kept_under_the_rules_of_o
         assert all(row.own != "artifact" for row in session._records.rows.values())
 
 
+def test_an_empty_file_is_a_product_as_any_other(desk: Desk, owner: Principal, root: Path):
+    (root / "a").touch()
+    with opened(desk) as archive:
+        session = archive.session("case", owner, rules=[written_file(tool="write_file", root=root)])
+        talk = Conversation()
+        wrote(talk, "a", "")
+        session.view(talk.messages)
+        (fact,) = session.ledger.books().current()
+        assert (fact.text, session.ledger.audit(fact.id)[0].part) == ("write_file wrote a, 0 bytes", b"")
+        assert session.ledger.reconcile(strong=True).agrees
+
+
 def test_a_name_that_no_artifact_can_have_is_encoded(root: Path):
     assert artifact_name("week 12/50% #1\\é.md") == "week%2012/50%25%20%231%5Cé.md"
     (root / "a b#c").write_text("x")
