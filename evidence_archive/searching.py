@@ -95,13 +95,14 @@ class Searching:
         exact: list[Hit] = []
         loose: list[Hit] = []
         searched = left_out = used_bytes = 0
-        is_cut, lowest = False, 0
+        lowest = 0
         restoring = Restoring(self._records.vault)
         for row in self._candidates(below):
             if row.size_bytes > BYTES_MAX:  # for any search
                 left_out += 1
                 continue
-            if lowest or searched >= ORIGINALS_MAX or used_bytes + row.size_bytes > BYTES_MAX:
+            is_full = searched >= ORIGINALS_MAX or len(exact) >= HITS_MAX
+            if lowest or is_full or used_bytes + row.size_bytes > BYTES_MAX:
                 left_out += 1
                 lowest = lowest or row.number + 1  # further searches begin with this one
                 continue
@@ -110,9 +111,6 @@ class Searching:
                 continue
             searched += 1
             used_bytes += row.size_bytes
-            if len(exact) >= HITS_MAX:
-                is_cut = True  # it was not looked into any more
-                continue
             content = restoring.opened(self._records.principal, found, WHOLE, self._records.dialect).content
             text = self._records.dialect.plain_text(content)
             for hit, is_exact in _hits(row, text or "", whole, words):
@@ -123,19 +121,21 @@ class Searching:
             searched,
             left_out,
             format_result_id(lowest) if lowest else None,
-            is_cut or len(hits) > HITS_MAX,
+            len(hits) > HITS_MAX,
         )
         self._logged(query, result, None if also is None else also(result))
         return result
 
     def _candidates(self, below: int | None) -> list[ResultRow]:
-        """What is archived under a lower number and holds bytes of its own, the newest first."""
-        rows = self._records.rows.values()
+        """What is archived under a lower number, holds bytes of its own and may be restored, the newest first."""
+        records = self._records
+        own = [row for row in records.rows.values() if row.state == "archived" and row.origin is None]
+        may = records.vault.may_restore
         return sorted(
             (
                 row
-                for row in rows
-                if row.state == "archived" and row.origin is None and (below is None or row.number < below)
+                for row in own
+                if (below is None or row.number < below) and may(records.principal, records.row.subject, row)
             ),
             key=lambda row: row.number,
             reverse=True,
@@ -170,25 +170,38 @@ class Searching:
 
 
 def _hits(row: ResultRow, text: str, whole: str, words: Sequence[str]) -> Iterator[tuple[Hit, bool]]:
-    count = 0
+    counts = {True: 0, False: 0}
     for number, line in enumerate(text.split("\n"), 1):  # as lines are numbered in a restore
         folded = line.casefold()
         is_exact = whole in folded
         if is_exact or all(word in folded for word in words):
-            at = folded.find(whole if is_exact else words[0])
+            counts[is_exact] += 1
+            if counts[is_exact] > HITS_OF_ONE_MAX:
+                continue  # lines with words only must not keep one with the whole query from being found
+            at = _place(line, folded, folded.find(whole if is_exact else words[0]))
             yield (
                 Hit(format_result_id(row.number), number, _excerpt(line.rstrip("\r"), at), text_of(row.tool_name)),
                 is_exact,
             )
-            count += 1
-            if count == HITS_OF_ONE_MAX:
+            if counts[True] == HITS_OF_ONE_MAX:
                 return
+
+
+def _place(line: str, folded: str, at: int) -> int:
+    """The place in a line that a place in its folded form stands for: some letters fold to several."""
+    if len(folded) == len(line):
+        return at
+    first, last = 0, len(line)
+    while first < last:
+        middle = (first + last) // 2
+        first, last = (middle + 1, last) if len(line[: middle + 1].casefold()) <= at else (first, middle)
+    return first
 
 
 def _excerpt(line: str, at: int) -> str:
     """The part of a line around a place."""
     if len(line) <= EXCERPT_CHARS_MAX:
         return line
-    start = max(0, min(at - EXCERPT_CHARS_MAX // 4, len(line) - EXCERPT_CHARS_MAX))
+    start = max(0, min(at - EXCERPT_CHARS_MAX // 4, len(line) - (EXCERPT_CHARS_MAX - 2)))
     cut = line[start : start + EXCERPT_CHARS_MAX - 2]
     return f"{'…' * (start > 0)}{cut}{'…' * (start + len(cut) < len(line))}"

@@ -204,3 +204,45 @@ def test_a_search_that_found_more_than_it_tells_says_so(sqlite_desk: Desk, owner
         assert not session.search("needle 3 ").is_cut
         answer = talk.ours(session, "search_evidence", json.dumps({"query": "needle", "before": None}))["content"]
         assert answer.startswith("[search | the first of more hits, 20 hits in ")
+
+
+def one(archive: Archive, owner: Principal, *texts: str) -> Any:
+    session, talk = archive.session("case", owner), Conversation()
+    for text in texts:
+        talk.tool(f"{text}\n" + "filler\n" * 100)
+    talk.say()
+    session.view(talk.messages)
+    session.archive([(info.id, "a note") for info in session.results()])
+    return session
+
+
+def test_lines_with_its_words_hide_no_line_with_the_whole_query(sqlite_desk: Desk, owner: Principal):
+    with opened(sqlite_desk) as archive:
+        session = one(archive, owner, "timeout: node 3\n" * 9 + "node 3 timeout, disk sdc")
+        found = session.search("node 3 timeout")
+        assert places(found) == [("r1", 10), *(("r1", line) for line in range(1, 6))]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["x" * 3_000 + " needle", "ß" * 3_000 + " needle " + "x" * 3_000, "İ" * 400 + "needle", "needle" + "x" * 900],
+)
+def test_an_excerpt_shows_what_was_found_wherever_it_stands(sqlite_desk: Desk, owner: Principal, line: str):
+    with opened(sqlite_desk) as archive:
+        (hit,) = one(archive, owner, line).search("needle").hits
+        assert "needle" in hit.excerpt
+        assert len(hit.excerpt) <= searching.EXCERPT_CHARS_MAX
+        assert hit.excerpt.strip("…") in line
+
+
+def test_what_was_not_looked_through_is_counted_as_left_out_and_what_is_forbidden_is_not(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(searching, "HITS_MAX", 2)
+    rules = '[[restore]]\nsensitivity = ["psychiatry"]\nroles = ["doctor"]\n'
+    with opened(sqlite_desk, rules) as archive:
+        session = one(archive, owner, *(f"needle {number}" for number in range(5)))
+        for result_id in ("r1", "r5"):
+            session.label(result_id, sensitivity="psychiatry")
+        found = session.search("needle")
+        assert (places(found), found.searched, found.left_out) == ([("r4", 1), ("r3", 1)], 2, 1)

@@ -52,7 +52,10 @@ OURS = re.compile(
 )
 """Every line that a message of ours consists of."""
 
-FOUND = re.compile(r"\[search \| \d+ hits in \d+ archived originals\]|r\d+#L\d+ \([^\[\]|\n]{1,64}\)|> .*")
+FOUND = re.compile(
+    r"\[search \| \d+ hits in \d+ archived originals(, \d+ more were left out: they are older or too large)?\]"
+    r"|r\d+#L\d+ \([^\[\]|\n]{1,64}\)|> .*"
+)
 REFUSED = ("The card was not changed: ", "Nothing was searched: ")
 
 
