@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from evidence_archive.ledger.checks import (
     pointer_equals,
     quotes,
 )
-from evidence_archive.ledger.entries import Outcome
+from evidence_archive.ledger.entries import Outcome, added_up
 from evidence_archive.ledger.keeping import Ledger
 
 KEEPER = Principal(org="north-clinic", subject="records", roles={"custodian"})
@@ -388,6 +389,21 @@ def test_must_fail_control_a_reconciliation_that_does_not_read_again_reports_not
         desk.execute("UPDATE originals SET envelope = x'00'")
         assert session.ledger.reconcile().agrees
         assert not session.ledger.reconcile(strong=True).agrees
+
+
+def test_a_long_family_of_corrections_is_told_in_time_that_grows_with_it():
+    count = 20_000
+    plain = {"text": "x", "sources": [], "check": "c", "details": "d", "claim_id": "c1", "is_key": False}
+    made = [
+        {"kind": "fact", **plain, "supersedes": f"f{at - 2}" if at > 2 else None}  # two families, one in the other
+        for at in range(1, count + 1)
+    ]
+    books = added_up([*((entry, 1) for entry in made), ({"kind": "taken_back", "fact_id": f"f{count}"}, 2)])
+    began = time.perf_counter()
+    family = books.history("f4")
+    assert time.perf_counter() - began < 5, "a minute, where every fact is looked at for every fact"
+    assert [fact.id for fact in family] == [f"f{at}" for at in range(2, count + 1, 2)]
+    assert books.history("f0") == []
 
 
 def test_what_was_found_not_to_agree_is_read_again_by_every_later_comparison(

@@ -184,13 +184,16 @@ class Books:
         """A fact with all it superseded and all that superseded it, oldest first; empty for an unknown id."""
         if fact_id not in self.facts:
             return []
-        family, grown = {fact_id}, True
-        while grown:
-            more = {
-                one.id for one in self.facts.values() if one.supersedes in family or one.superseded_by in family
-            } | {old for one in family if (old := self.facts[one].supersedes) is not None}
-            grown = not more <= family
-            family |= more
+        beside: dict[str, list[str]] = {}
+        for one in self.facts.values():
+            for other in filter(None, (one.supersedes, one.superseded_by)):
+                beside.setdefault(one.id, []).append(other)
+                beside.setdefault(other, []).append(one.id)
+        family, waiting = {fact_id}, [fact_id]
+        while waiting:
+            more = [one for one in beside.get(waiting.pop(), ()) if one not in family]
+            family.update(more)
+            waiting += more
         return [fact for fact in self.facts.values() if fact.id in family]
 
 
