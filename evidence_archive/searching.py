@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from evidence_archive.errors import FormatError
 from evidence_archive.excerpt import WHOLE
 from evidence_archive.model import format_result_id, parse_result_id, text_of
-from evidence_archive.ports import ResultRow, Writer
+from evidence_archive.ports import ResultRow, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.records import Records
 from evidence_archive.restoring import Also, Found, Restoring
@@ -128,18 +128,14 @@ class Searching:
 
     def _candidates(self, below: int | None) -> list[ResultRow]:
         """What is archived under a lower number, holds bytes of its own and may be restored, the newest first."""
-        records = self._records
-        own = [row for row in records.rows.values() if row.state == "archived" and row.origin is None]
-        may = records.vault.may_restore
-        return sorted(
-            (
-                row
-                for row in own
-                if (below is None or row.number < below) and may(records.principal, records.row.subject, row)
-            ),
-            key=lambda row: row.number,
-            reverse=True,
-        )
+        rows = self._records.rows.values()
+        own = [row for row in rows if row.state == "archived" and row.origin is None]
+        older = [row for row in own if below is None or row.number < below]
+        may = [row for row in older if self._may(self._records.row, row)]
+        return sorted(may, key=lambda row: row.number, reverse=True)
+
+    def _may(self, session: SessionRow, row: ResultRow) -> bool:
+        return self._records.vault.may_restore(self._records.principal, session.subject, row)
 
     def _found(self, row: ResultRow) -> Found | None:
         vault = self._records.vault
@@ -148,9 +144,7 @@ class Searching:
         if there is None or there[2].state != "archived":
             return None
         session, scope, now = there
-        if not vault.may_restore(self._records.principal, session.subject, now, now):
-            return None
-        return Found(session, scope, now, now)
+        return None if not self._may(session, now) else Found(session, scope, now, now)
 
     def _logged(self, query: str, result: SearchResult, also: Also | None) -> None:
         records = self._records

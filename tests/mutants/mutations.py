@@ -1717,8 +1717,8 @@ _BOOKS = (
     Mutation(
         "ledger: what a check does not say is a fact",
         "ledger/keeping.py",
-        "if not isinstance(outcome, Outcome):",
-        "outcome = outcome or Outcome('', '')\n    if False:",
+        "    if not is_plain(outcome):\n",
+        "    outcome = outcome or Outcome('', '')\n    if False:\n",
         "tests/test_ledger.py::test_what_no_check_passes_stays_a_claim[sqlite]",
     ),
     Mutation(
@@ -1795,8 +1795,8 @@ _BOOKS = (
     Mutation(
         "search: whoever asks finds all",
         "searching.py",
-        "if not vault.may_restore(self._records.principal, session.subject, now, now):",
-        "if False:",
+        "return self._records.vault.may_restore(",
+        "return True or self._records.vault.may_restore(",
         "tests/test_session_search.py::test_what_may_not_be_restored_is_not_found[sqlite]",
     ),
     Mutation(
