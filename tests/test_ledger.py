@@ -410,14 +410,14 @@ def test_what_was_found_not_to_agree_is_read_again_by_every_later_comparison(
     desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
 ):
     with opened(desk) as archive:
-        ledger, part = filled(archive, owner).ledger, keeping._part
+        ledger, part = filled(archive, owner).ledger, sources._part
         for line in ("r1#L40", "r1#L41"):
             ledger.post(line, [line], quotes("ms"))
         with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(keeping, "_part", lambda whole, selector: b"x" if selector.lines == (40, 40) else b"y")
+            meanwhile.setattr(sources, "_part", lambda whole, selector: b"x" if selector.lines == (40, 40) else b"y")
             assert [one.fact_id for one in ledger.reconcile(strong=True).disagreements] == ["f1", "f2"]
             meanwhile.setattr(
-                keeping,
+                sources,
                 "_part",
                 lambda whole, selector: b"x" if selector.lines == (40, 40) else part(whole, selector),
             )
