@@ -114,7 +114,7 @@ class Session:
         self._reported: set[tuple[bytes, bytes | None]] = set()
         self._requests = 0
         self._outage = False
-        self._window: list[tuple[Any, int]] = []
+        self._window: list[tuple[Any, tuple[str, ...], int]] = []
 
     def __repr__(self) -> str:
         return f"Session({self.id!r}, org={self._records.vault.org!r})"
@@ -588,12 +588,12 @@ class Session:
         known = {id(one[0]): one for one in self._window}  # messages move when others leave the window
         for message in self._shown:
             one = known.get(id(message))
-            if one is None:
-                texts = self._records.dialect.message_texts(message)
-                one = message, MESSAGE_TOKENS + sum(map(self._records.counter.count, texts))
+            texts = tuple(self._records.dialect.message_texts(message))
+            if one is None or one[1] != texts:
+                one = message, texts, MESSAGE_TOKENS + sum(map(self._records.counter.count, texts))
             window.append(one)
         self._window = window
-        return sum(tokens for _, tokens in window)
+        return sum(tokens for _, _, tokens in window)
 
 
 def _label_facts(sensitivity: object, kind: object, observed_at: object) -> LabelFacts:

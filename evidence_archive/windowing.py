@@ -56,6 +56,7 @@ class _Read:
     message: Any = field(repr=False)
     role: str
     reading: Reading
+    texts: tuple[str, ...] = field(repr=False)
     tokens: int
 
 
@@ -198,14 +199,21 @@ class Windowing:
     # --- the list --------------------------------------------------------------------------------------------------
 
     def _read(self, rendered: Sequence[Any]) -> list[_Read]:
-        """Every message with its role and size; those that are the same objects as before are not read again."""
+        """Every message with its role and size; those that are as before are not read again.
+
+        Of those that are shown the texts count, too: an application may change a message in its place.
+        """
         dialect, count = self._records.dialect, self._records.counter.count
-        known = self._known
+        known, start, pinned = self._known, self._state.start, {*self._state.pinned}
         for at, message in enumerate(rendered):
-            if at < len(known) and known[at].message is message:
+            is_known = at < len(known) and known[at].message is message
+            if is_known and at < start and at not in pinned and known[at].role != "system":
                 continue
-            tokens = MESSAGE_TOKENS + sum(map(count, dialect.message_texts(message)))
-            one = _Read(message, dialect.role(message), dialect.read(message), tokens)
+            texts = tuple(dialect.message_texts(message))
+            if is_known and known[at].texts == texts:
+                continue
+            tokens = MESSAGE_TOKENS + sum(map(count, texts))
+            one = _Read(message, dialect.role(message), dialect.read(message), texts, tokens)
             if at < len(known):
                 known[at] = one
             else:

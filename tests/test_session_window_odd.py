@@ -1,0 +1,69 @@
+"""Windows over lists that are odd, in hands that are not alone: within the budget, and nothing lost."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from conftest import Conversation, Desk
+from doubles import Characters
+from test_session_window import opened, size, window
+
+from evidence_archive import Principal
+from evidence_archive.errors import WindowTooSmallError
+
+
+def turns(session: Any, talk: Conversation, count: int, *, first: int = 0) -> list[Any]:
+    """So many turns with a result each, a view after each; the last view."""
+    view: list[Any] = []
+    for at in range(first, first + count):
+        talk.tool(f"result {at} " * 20)
+        talk.say(f"Turn {at}. It is unclear whether point-{at} holds. " + "words " * 60)
+        view = session.view(talk.messages)
+    return view
+
+
+def spans(session: Any) -> list[str]:
+    """What the spans of a session hold."""
+    rows = [row for row in session._records.rows.values() if row.own == "span"]
+    return [session.restore(f"r{row.number}").content for row in rows]
+
+
+def test_what_is_carried_is_counted_a_few_times_in_a_view_however_many_messages_it_has(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation
+):
+    class Counts(Characters):
+        def __init__(self) -> None:
+            self.asked: Counter[str] = Counter()
+
+        def count(self, text: str) -> int:
+            self.asked[text[:14]] += 1
+            return super().count(text)
+
+    counter = Counts()
+    with sqlite_desk.open(policy=window(), counter=counter) as archive:
+        session = archive.session("case", owner)
+        view = turns(session, talk, 40)
+        assert len(view) > 15
+        counter.asked.clear()
+        session.view(talk.messages)
+    assert 0 < counter.asked["[carried over:"] < 10
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+def test_a_message_that_is_changed_in_its_place_counts_as_it_is(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation, role: str
+):
+    talk.messages.insert(0, {"role": "system", "content": "be careful"})
+    talk.say("well")
+    changed = next(message for message in talk.messages if message["role"] == role)
+    with opened(sqlite_desk) as archive:
+        session = archive.session("case", owner)
+        session.view(talk.messages)
+        changed["content"] = "longer " * 1_000
+        view = session.view(talk.messages)
+        assert session.stats().window_tokens == size(view) > 1_000
+        changed["content"] = "longer " * 10_000
+        with pytest.raises(WindowTooSmallError):
+            session.view(talk.messages)
+        changed["content"] = "short again"
+        assert size(session.view(talk.messages)) == session.stats().window_tokens < 100
