@@ -1,11 +1,14 @@
 """Windows over lists that are odd, in hands that are not alone: within the budget, and nothing lost."""
 
+import json
 from collections import Counter
 from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
 from doubles import Characters
+from openai.types.chat import ChatCompletionMessageFunctionToolCall
+from openai.types.chat.chat_completion_message_function_tool_call import Function
 from test_session_window import opened, size, window
 
 from evidence_archive import Principal
@@ -67,3 +70,22 @@ def test_a_message_that_is_changed_in_its_place_counts_as_it_is(
             session.view(talk.messages)
         changed["content"] = "short again"
         assert size(session.view(talk.messages)) == session.stats().window_tokens < 100
+
+
+def test_calls_that_are_objects_of_an_sdk_in_a_dict_are_in_their_span_and_in_the_trace(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation
+):
+    with opened(sqlite_desk, window(trace='"sealed"')) as archive:
+        session = archive.session("case", owner)
+        call = ChatCompletionMessageFunctionToolCall(
+            id="call_sdk", type="function", function=Function(name="logs.search", arguments='{"q": "only here"}')
+        )
+        talk.messages += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_sdk", "content": "found"},
+        ]
+        turns(session, talk, 40)
+        said = [json.loads(line) for span in spans(session) for line in span.split("\n")]
+        told = [call.model_dump(exclude_unset=True)]
+        assert told in [message.get("tool_calls") for message in said]
+        assert told in [message.get("tool_calls") for message in session.trace_request(1)]

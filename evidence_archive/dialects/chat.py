@@ -41,8 +41,18 @@ _STAND_IN: Final = " the" * _IMAGE_TOKENS
 """Counts for a part that is not text: one token a word in o200k_base and cl100k_base, and four characters a token."""
 
 # A value that JSON does not know counts as ``null``, so that measuring never depends on somebody's ``repr``.
-_ASCII: Final = JSONEncoder(separators=(",", ":"), skipkeys=True, default=lambda value: None)
+_ASCII: Final = JSONEncoder(separators=(",", ":"), skipkeys=True, default=lambda value: _fields_of(value) or None)
 _JSON: Final = JSONEncoder(ensure_ascii=False, separators=(",", ":"), skipkeys=True, default=lambda value: None)
+
+
+def _fields_of(value: Any) -> dict[Any, Any]:
+    """A mapping's items, an SDK object's fields that were set; nothing of anything else, or where it raises."""
+    with suppress(Exception):  # an object may raise anything; what it says may hold evidence
+        if isinstance(value, Mapping):
+            return dict(value)
+        dump = getattr(value, "model_dump", None)
+        return dict(dump(exclude_unset=True)) if callable(dump) else {}
+    return {}
 
 
 def _field(holder: Any, key: str) -> Any:
@@ -173,11 +183,11 @@ class ChatDialect:
     def plain(self, message: Any) -> str:
         """The message as JSON in one line: a mapping as it is, an SDK object with the fields that were set.
 
-        What JSON does not know is ``null``, and a message that has no JSON at all is its role and its texts.
+        So are the objects in it, such as the calls of an answer. What JSON does not know is ``null``, and a message
+        that has no JSON at all is its role and its texts.
         """
-        dump = getattr(message, "model_dump", None)
-        with suppress(Exception):  # an object may raise anything; what it says may hold evidence
-            fields = dict(message) if isinstance(message, Mapping) else dump(exclude_unset=True) if dump else {}
+        with suppress(Exception):
+            fields = _fields_of(message)
             if fields:
                 return _ASCII.encode(fields)
         return _ASCII.encode({"role": self.role(message), "content": "\n".join(self.message_texts(message))})
