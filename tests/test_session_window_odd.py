@@ -13,6 +13,7 @@ from test_session_window import opened, size, window
 
 from evidence_archive import Principal
 from evidence_archive.errors import WindowTooSmallError
+from evidence_archive.window.changing import changes
 
 
 def turns(session: Any, talk: Conversation, count: int, *, first: int = 0) -> list[Any]:
@@ -89,3 +90,18 @@ def test_calls_that_are_objects_of_an_sdk_in_a_dict_are_in_their_span_and_in_the
         told = [call.model_dump(exclude_unset=True)]
         assert told in [message.get("tool_calls") for message in said]
         assert told in [message.get("tool_calls") for message in session.trace_request(1)]
+
+
+def test_of_any_number_of_changes_each_is_counted_a_few_times_and_the_newest_are_told():
+    counted: list[int] = []
+
+    def count(text: str) -> int:
+        counted.append(len(text))
+        return Characters().count(text)
+
+    lines = [f"f{at}: " + "the mean is 24.87 " * 20 for at in range(2_000)]
+    text = changes(lines, tokens=0, remind=False, count=count, budget_tokens=1_000)
+    assert text.count("\n") == 10
+    assert text.endswith(f"> {lines[-1]}")
+    assert Characters().count(text) <= 1_000
+    assert sum(counted) < 3 * len(text)

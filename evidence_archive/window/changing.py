@@ -58,9 +58,17 @@ def changes(
         if remind
         else []
     )
-    quoted = [f"> {clean(one_line(line))}" for line in changed]
-    for first in range(len(quoted) + 1):
-        lines = [*quoted[first:], *reminder]
+    # Each line is counted once, with its break; there may be as many of them as facts.
+    room = budget_tokens - sum(count(line) + 1 for line in (CHANGES_HEAD, *reminder))
+    quoted: list[str] = []
+    for line in reversed(changed):
+        entry = f"> {clean(one_line(line))}"
+        room -= count(entry) + 1
+        if room < 0:
+            break
+        quoted.append(entry)
+    for fitting in range(len(quoted), -1, -1):
+        lines = [*reversed(quoted[:fitting]), *reminder]
         text = "\n".join([CHANGES_HEAD, *lines])
         if lines and count(text) <= budget_tokens:
             return text
