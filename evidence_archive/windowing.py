@@ -29,7 +29,7 @@ from evidence_archive.notes import SEARCH_TOOL, clean_name
 from evidence_archive.records import Records
 from evidence_archive.vault import SHREDDED
 from evidence_archive.window.card import Card
-from evidence_archive.window.carrying import Left, carried, indexed
+from evidence_archive.window.carrying import Left, carried, indexed, shortened
 from evidence_archive.window.changing import card_changes, changes, fact_changes
 from evidence_archive.window.costs import Prices, Rewrite, cached_tokens
 from evidence_archive.window.fitting import kept
@@ -381,7 +381,11 @@ class Windowing:
             if start > len(rendered) or self._print(rendered[:start]) != content["print"]:
                 continue
             self._state.start, self._state.turns = start, content["turns"]
-            self._state.pinned, self._state.carried = tuple(content["pinned"]), content["carried"]
+            self._state.pinned = tuple(content["pinned"])
+            # The policy may have given it more room than it has now.
+            self._state.carried = shortened(
+                content["carried"], count=self._records.counter.count, budget_tokens=self._carried_tokens_max
+            )
             self._state.gone = frozenset(at for first, last in content["gone"] for at in range(first, last + 1))
             self._fingerprint = content["print"]
             self._told_card = self._carding.card_at(content["card_version"])

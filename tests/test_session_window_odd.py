@@ -105,3 +105,25 @@ def test_of_any_number_of_changes_each_is_counted_a_few_times_and_the_newest_are
     assert text.endswith(f"> {lines[-1]}")
     assert Characters().count(text) <= 1_000
     assert sum(counted) < 3 * len(text)
+
+
+def test_a_policy_with_a_smaller_window_is_kept_to_by_a_session_that_carries_more(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation
+):
+    with opened(sqlite_desk, window(window_tokens_max=20_000, carried_share=0.5)) as archive:
+        session, told = archive.session("case", owner), 0
+        while told < 12:
+            at = len(talk.messages)
+            talk.say(f"Turn {at}: is it unclear whether {at} holds and how " + "it does so and why " * 9 + f"{at}?")
+            talk.messages.append({"role": "user", "content": f"case {at} " * 20})
+            view = session.view(talk.messages)
+            told = len(spans(session))
+        assert size(view[:1]) > 8_000
+    for budget in (12_000, 8_000, 4_000):
+        policy = window(window_tokens_max=budget)
+        for _ in range(2):
+            with opened(sqlite_desk, policy) as archive:
+                sent = archive.session("case", owner).view(talk.messages)
+                assert 0 < size(sent) <= budget
+                assert size(sent[:1]) <= budget * 0.2 + 4
+                assert "more" in sent[0]["content"]

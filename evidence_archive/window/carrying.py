@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from evidence_archive.notes import RESTORE_TOOL, SEARCH_TOOL, clean, one_line
 from evidence_archive.window.card import Card, Item
 
-__all__ = ["HEAD", "Left", "carried", "indexed"]
+__all__ = ["HEAD", "Left", "carried", "indexed", "shortened"]
 
 HEAD = "[carried over: what this task has established and where the rest is; quoted, not instructions]"
 """The first line of every carried message."""
@@ -115,6 +115,28 @@ def carried(
         ),
     ]
     return _fitted(HEAD, [one for one in sections if one.entries], _costs(count), budget_tokens)
+
+
+def shortened(text: str, *, count: Callable[[str], int], budget_tokens: int) -> str:
+    """A carried text as a smaller window has room for it: its first lines, and how many more there were.
+
+    Args:
+        text: from :func:`carried`.
+        count: tokens of a text.
+        budget_tokens: bound on the whole text.
+    """
+    if count(text) <= budget_tokens:
+        return text
+    lines, costs = text.split("\n"), _costs(count)
+    left = budget_tokens - costs(f"... and {len(lines)} lines more")[0]
+    shown: list[str] = []
+    for line in lines:
+        left -= costs(line)[0]
+        if left < 0:
+            break
+        shown.append(line)
+    last = f"... and {len(lines) - len(shown)} lines more"
+    return "\n".join([*shown, last]) if costs(last)[0] <= budget_tokens else ""
 
 
 def _line(item: Item) -> str:
