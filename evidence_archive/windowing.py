@@ -537,7 +537,8 @@ class Windowing:
         try:
             card = self._carding.card_seen()
             entries, facts = self._ledger._established()
-            kept_as = self._archiving.keep(Kept("span", "\n".join(lines), line, sensitivity)).targets[0].result_id
+            words = line[: records.limits.note_chars_max]
+            kept_as = self._archiving.keep(Kept("span", "\n".join(lines), words, sensitivity)).targets[0].result_id
             decisions = [item for item in card.items.values() if item.kind == "decision"]
             summary, refusals = summarised(
                 told,

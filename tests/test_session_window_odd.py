@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
-from doubles import Characters
+from doubles import Characters, policy_of
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from openai.types.chat.chat_completion_message_function_tool_call import Function
-from test_session_window import opened, size, window
+from test_session_window import everything, opened, size, window
 
 from evidence_archive import Principal
 from evidence_archive.errors import WindowTooSmallError
@@ -127,3 +127,17 @@ def test_a_policy_with_a_smaller_window_is_kept_to_by_a_session_that_carries_mor
                 assert 0 < size(sent) <= budget
                 assert size(sent[:1]) <= budget * 0.2 + 4
                 assert "more" in sent[0]["content"]
+
+
+def test_turns_of_more_tools_than_a_note_has_room_for_leave_as_a_span(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation
+):
+    policy = policy_of("[window]\nwindow_tokens_max = 4000\narchive_tokens_min = 50\n", note_chars_max=100)
+    with opened(sqlite_desk, policy) as archive:
+        session = archive.session("case", owner)
+        for at in range(60):
+            talk.tool("result " * 60, name=f"mcp__observability__search_tool_{at % 8}")
+            talk.say(f"Turn {at} " * 40)
+            view = session.view(talk.messages)
+        assert spans(session)
+        assert everything(session, view, talk.messages) == []
