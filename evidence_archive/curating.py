@@ -11,7 +11,7 @@ from evidence_archive.archiving import Archiving
 from evidence_archive.batch import Item
 from evidence_archive.errors import BatchRejectedError, EvidenceArchiveError
 from evidence_archive.matching import NOTE, Place
-from evidence_archive.model import WindowPolicy, format_result_id, text_of
+from evidence_archive.model import ToolCall, WindowPolicy, format_result_id, text_of
 from evidence_archive.records import Records, clone, rendering
 from evidence_archive.window.describing import described
 
@@ -61,7 +61,7 @@ class Curator:
         newest: dict[tuple[str, str], int] = {}
         for place in records.timeline.places:
             if place.call is not None:
-                newest[place.call.name, str(place.call.arguments)] = place.index
+                newest[_asked(place.call)] = place.index
         found = []
         for place in records.timeline.places:
             if place.number is None or place.form == NOTE or place.call is None or place.index < start:
@@ -69,7 +69,7 @@ class Curator:
             row = records.rows[place.number]
             if row.state != "live" or row.own is not None or row.tokens < policy.archive_tokens_min:
                 continue
-            superseded = newest[place.call.name, str(place.call.arguments)] > place.index
+            superseded = newest[_asked(place.call)] > place.index
             if not superseded and records.timeline.turns_after(place.index) < keep_turns:
                 continue
             if not self.may_go(place):
@@ -165,3 +165,14 @@ class Curator:
             self._records.trouble(error)
             return False
         return True
+
+
+def _asked(call: ToolCall) -> tuple[str, str]:
+    """By what a call is known as an equal one; arguments that have no JSON are equal to no others."""
+    arguments = call.arguments
+    if not isinstance(arguments, str):
+        try:
+            arguments = json.dumps(arguments)
+        except Exception:  # an application may put anything there, and what it raises may hold evidence
+            arguments = f"\0{id(call)}"
+    return call.name, arguments

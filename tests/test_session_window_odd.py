@@ -141,3 +141,37 @@ def test_turns_of_more_tools_than_a_note_has_room_for_leave_as_a_span(
             view = session.view(talk.messages)
         assert spans(session)
         assert everything(session, view, talk.messages) == []
+
+
+class Speaks:
+    """An object that says something it should not when it is told."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("evidence")
+
+    __repr__ = __str__
+
+
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{("a", 1): 2}, Speaks(), {"a": Speaks()}, nested(5_000), {"a": 10**6_000}],
+    ids=["keys", "object", "held object", "deep", "long number"],
+)
+def test_arguments_of_a_call_that_have_no_json_keep_no_view_from_being_made(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation, arguments: Any
+):
+    with opened(sqlite_desk, window(price_cached_input=3.0)) as archive:
+        session = archive.session("case", owner)
+        talk.tool("result " * 200)
+        talk.messages[-2]["tool_calls"][0]["function"]["arguments"] = arguments
+        talk.say()
+        turns(session, talk, 30)
+        assert session.results()[0].state == "archived"
+        assert spans(session)

@@ -154,7 +154,10 @@ def _names(what: str, names: Iterable[object]) -> str:
 
 def _in_one_line(arguments: object) -> str:
     if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False, default=str)
+        try:
+            arguments = json.dumps(arguments, ensure_ascii=False, default=str)
+        except Exception:  # an application may put anything there, and what it raises may hold evidence
+            arguments = "..."
     return " ".join(str(arguments).split())
 
 
