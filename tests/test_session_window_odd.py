@@ -14,6 +14,7 @@ from test_session_window import everything, opened, size, window
 from evidence_archive import Principal
 from evidence_archive.errors import WindowTooSmallError
 from evidence_archive.window.changing import changes
+from evidence_archive.window.summaries import Span, plain_summary
 
 
 def turns(session: Any, talk: Conversation, count: int, *, first: int = 0) -> list[Any]:
@@ -175,3 +176,21 @@ def test_arguments_of_a_call_that_have_no_json_keep_no_view_from_being_made(
         turns(session, talk, 30)
         assert session.results()[0].state == "archived"
         assert spans(session)
+
+
+def test_open_points_are_looked_up_and_not_searched_among_those_carried_over():
+    compared: list[int] = []
+
+    class Point(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(1)
+            return str.__eq__(self, other)
+
+    asked = " ".join(f"q{at}?" for at in range(2_000))
+    span = Span(asked, 1, 2, [], [], [asked], [], 1_000)
+    summary = plain_summary(span, [Point("q1999?"), *(Point(f"p{at}?") for at in range(2_000))])
+    assert summary.unresolved[-1] == "q1998?"
+    assert len(compared) < 10_000

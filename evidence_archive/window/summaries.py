@@ -222,7 +222,8 @@ def plain_summary(span: Span, carried: Sequence[str] = ()) -> Summary:
     open_points = [
         sentence for text in (*span.asked, *span.said) for sentence in _sentences(text) if _OPEN.search(sentence)
     ]
-    unresolved = [one for one in dict.fromkeys(open_points) if one not in carried][-POINTS_MAX:]
+    known = set(carried)
+    unresolved = [one for one in dict.fromkeys(open_points) if one not in known][-POINTS_MAX:]
     return Summary(
         last, basis, unresolved, tuple(dict.fromkeys(span.references))[:POINTS_MAX], tuple(carried), "host"
     )
