@@ -4,6 +4,7 @@ Marks are made anew at each commit, from the list and the records alone. What a 
 has not read is never among them; the notes describe, they do not conclude.
 """
 
+import json
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -121,16 +122,7 @@ class Curator:
             return False
         for place, _, _ in marks:
             self._noted.pop(place.number or 0, None)
-        batch = tuple(Item(format_result_id(place.number or 0), note) for place, note, _ in marks)
-        try:
-            self._archiving.archive(batch, None, None)
-        except BatchRejectedError as error:
-            self._archiving.rejected(error, None)
-            return False
-        except EvidenceArchiveError as error:
-            self._records.trouble(error)
-            return False
-        return True
+        return self._gone([Item(format_result_id(place.number or 0), note) for place, note, _ in marks])
 
     def let_go(self, outside: Collection[int]) -> bool:
         """Whether every result of messages that leave has an original of its own, where it can have one."""
@@ -147,20 +139,20 @@ class Curator:
             and self.may_go(place)
         ]
         size = records.limits.batch_items_max
-        return all(self._gone(items[at : at + size]) for at in range(0, len(items), size))
+        return all(self._gone(items[at : at + size], is_leaving=True) for at in range(0, len(items), size))
 
-    def _gone(self, items: Sequence[Item]) -> bool:
-        """Whether a batch of them was archived; what cannot be an original stays in its message."""
+    def _gone(self, items: Sequence[Item], *, is_leaving: bool = False) -> bool:
+        """Whether a batch of them was archived; what cannot be an original is left out of it."""
         if not items:
             return True
         try:
-            self._archiving.archive(tuple(items), None, None, is_leaving=True)
+            self._archiving.archive(tuple(items), None, None, is_leaving=is_leaving)
         except BatchRejectedError as error:
             if error.reason != "targets":
                 self._archiving.rejected(error, None)
                 return False
             fit = {target.result_id for target in error.targets if target.status == "ok"}
-            return self._gone([item for item in items if item.id in fit])
+            return self._gone([item for item in items if item.id in fit], is_leaving=is_leaving)
         except EvidenceArchiveError as error:
             self._records.trouble(error)
             return False

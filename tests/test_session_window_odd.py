@@ -194,3 +194,24 @@ def test_open_points_are_looked_up_and_not_searched_among_those_carried_over():
     summary = plain_summary(span, [Point("q1999?"), *(Point(f"p{at}?") for at in range(2_000))])
     assert summary.unresolved[-1] == "q1998?"
     assert len(compared) < 10_000
+
+
+@pytest.mark.parametrize("name", ["n" * 1_100, "logs.search"], ids=["name too long", "too large"])
+def test_one_result_that_cannot_be_archived_keeps_no_others_in_view(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation, name: str
+):
+    keys = "[window]\nwindow_tokens_max = 20000\narchive_tokens_min = 50\nprice_cached_input = 3.0\n"
+    with opened(sqlite_desk, policy_of(keys, original_bytes_max=10_000)) as archive:
+        session = archive.session("case", owner)
+        talk.tool("cannot be archived " * (100 if len(name) > 99 else 1_000), name=name)
+        talk.say()
+        while size(session.view(talk.messages)) < 15_500:
+            talk.tool(f"result {len(talk.messages)} " * 200)
+            talk.say()
+        talk.tool("result " * 400)
+        view = session.view(talk.messages)
+        assert session.results()[0].state == "live"
+        assert session.stats().archived > 10
+        assert size(view) < 10_000, "all of this was archived at once"
+        events = [entry.event for entry in archive.audit(principal=owner).entries]
+        assert "batch.rejected" not in events
