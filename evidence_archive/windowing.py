@@ -345,15 +345,24 @@ class Windowing:
         self._fingerprint = self._print([])
 
     def _is_prefix(self, messages: Sequence[Any]) -> bool:
-        prefix = self._prefix or []
+        prefix, first = self._prefix or [], self._first(messages)
         return len(prefix) == len(messages) and (
-            all(map(is_, prefix, messages)) or self._print(messages) == self._fingerprint
+            all(map(is_, prefix[first:], messages[first:])) or self._print(messages) == self._fingerprint
         )
 
+    def _first(self, messages: Sequence[Any]) -> int:
+        """How many instructions a list begins with: they are sent as they are, and may be others at each request."""
+        role = self._records.dialect.role
+        return next((at for at, message in enumerate(messages) if role(message) != "system"), len(messages))
+
     def _print(self, messages: Sequence[Any]) -> str:
-        """By what a list is known again in another process; results count by their numbers, not by their form."""
-        texts: list[Any] = []
-        for index, message in enumerate(messages):
+        """By what a list is known again in another process, its instructions aside.
+
+        Results count by their numbers, not by their form.
+        """
+        first = self._first(messages)
+        texts: list[Any] = [None] * first
+        for index, message in enumerate(messages[first:], first):
             places = self._records.timeline.by_index.get(index)
             if places:
                 texts.append([place.number for place in places])

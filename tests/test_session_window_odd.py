@@ -215,3 +215,23 @@ def test_one_result_that_cannot_be_archived_keeps_no_others_in_view(
         assert size(view) < 10_000, "all of this was archived at once"
         events = [entry.event for entry in archive.audit(principal=owner).entries]
         assert "batch.rejected" not in events
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_instructions_that_are_others_at_each_request_begin_no_new_window(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation, processes: int
+):
+    talk.messages.insert(0, {"role": "system", "content": "It is 10:00."})
+    told = []
+    for nth in range(processes):
+        with opened(sqlite_desk) as archive:
+            session = archive.session("case", owner)
+            for at in range(40 // processes):
+                talk.messages[0] = {"role": "system", "content": f"It is 10:{nth}{at:02}."}
+                view = turns(session, talk, 1, first=at)
+                assert view[0] is talk.messages[0]
+            told = spans(session)
+            assert everything(session, view[1:], talk.messages[1:]) == []
+    left = [line for span in told for line in span.split("\n")]
+    assert 0 < len(told) <= 5
+    assert len(left) < len(talk.messages), "no turn leaves twice"
