@@ -137,6 +137,8 @@ class Windowing:
         self._quality: list[_Quality] = []
         self._reminded = 0
         """The newest result when the model was reminded last."""
+        self._posted = 0
+        """How many commits of the session, to whichever list, the state knows of."""
         self._sent: list[tuple[Any, int]] = []
         """The last request, each message with its tokens."""
         self._prefix: list[Any] | None = None
@@ -328,8 +330,10 @@ class Windowing:
         """The state of this very list: as this process left it, as any process did, or a new one for a new list."""
         start = self._state.start
         same = self._prefix is not None and len(rendered) >= start and self._is_prefix(rendered[:start])
+        posted = counts_of(self._records.row).get(_BOOK, 0)
         # Every list begins with nothing: where nothing was cut, an older commit may have been to this very list.
-        if same and (start or outage or not counts_of(self._records.row).get(_BOOK)):
+        # Where others have made one since, it may be to this very list, too, and has its spans and points.
+        if same and (outage or (posted == self._posted and (start or not posted))):
             return
         if outage:
             if start > len(rendered) or self._print(rendered[:start]) != self._fingerprint:
@@ -373,6 +377,7 @@ class Windowing:
     def _load(self, rendered: Sequence[Any]) -> None:
         """What the newest commit to this list left, of whichever process; all spans are told of in any case."""
         contents = [posting.content for posting in self._books.seen(_BOOK)]
+        self._posted = len(contents)
         self._begin_anew()
         self._told_card, self._told_facts = Card(), frozenset()
         if not contents:
@@ -587,7 +592,7 @@ class Windowing:
                 "card_version": card.version,
                 "entries": entries,
             }
-            self._books.post(_BOOK, lambda known: ([content], None))
+            new_postings, _ = self._books.post(_BOOK, lambda known: ([content], None))
         except EvidenceArchiveError as error:
             records.trouble(error)
             return
@@ -598,6 +603,8 @@ class Windowing:
         state.carried, state.left, state.spans = carried_text, tuple(left), state.spans + 1
         state.summary, state.gone = summary, gone
         self._quality.append(quality)
+        if new_postings[0].seq == self._posted + 1:  # else others posted meanwhile: that is looked up
+            self._posted += 1
         self._told_card, self._told_facts = card, frozenset(fact.id for fact in facts)
 
     def _checked(self, told: Span, summary: Summary, refusals: Sequence[str]) -> _Quality:

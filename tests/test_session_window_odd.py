@@ -235,3 +235,36 @@ def test_instructions_that_are_others_at_each_request_begin_no_new_window(
     left = [line for span in told for line in span.split("\n")]
     assert 0 < len(told) <= 5
     assert len(left) < len(talk.messages), "no turn leaves twice"
+
+
+def test_two_that_take_turns_on_one_list_send_what_one_alone_would(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation
+):
+    with opened(sqlite_desk) as first, opened(sqlite_desk) as second, opened(sqlite_desk) as third:
+        alone, both = third.session("alone", owner), [first.session("case", owner), second.session("case", owner)]
+        same = Conversation()
+        for at in range(60):
+            view = turns(both[at % 2], talk, 1, first=at)
+            wanted = turns(alone, same, 1, first=at)
+            assert [str(one["content"])[:400] for one in view] == [str(one["content"])[:400] for one in wanted]
+        both[0].view(talk.messages)
+        assert len(spans(both[0])) == len(spans(alone)) > 2
+
+
+def test_what_left_from_one_list_is_told_to_another_process_that_goes_on_with_its_own(
+    sqlite_desk: Desk, owner: Principal
+):
+    policy = window(carried_share=0.4)
+    with opened(sqlite_desk, policy) as first, opened(sqlite_desk, policy) as second:
+        ours, theirs = first.session("case", owner), second.session("case", owner)
+        talk, other = Conversation(), Conversation()
+        other.messages[0]["content"] = "help"
+        other._calls = 1_000
+        turns(theirs, other, 30)
+        turns(ours, talk, 30)
+        turns(theirs, other, 30, first=1_000)
+        view = turns(ours, talk, 30, first=100)
+        rows = [f"r{row.number}" for row in ours._records.rows.values() if row.own == "span"]
+        assert [one for one in rows if f"> {one}: messages " not in view[0]["content"]] == []
+        assert "point-0 " in view[0]["content"]
+        assert len(rows) > 3
