@@ -23,8 +23,8 @@ from evidence_archive.dialects.base import Reading
 from evidence_archive.errors import EvidenceArchiveError
 from evidence_archive.ledger.entries import Fact
 from evidence_archive.ledger.keeping import Ledger
-from evidence_archive.matching import NOTE
-from evidence_archive.model import SummaryQuality, WindowPolicy, format_result_id
+from evidence_archive.matching import NOTE, Place
+from evidence_archive.model import Facts, SummaryQuality, WindowPolicy, format_result_id
 from evidence_archive.notes import SEARCH_TOOL, clean_name
 from evidence_archive.records import Records
 from evidence_archive.vault import SHREDDED
@@ -256,6 +256,8 @@ class Windowing:
         records = self._records
         staying = set()
         for place in records.timeline.places:
+            if place.number is None and self._stays(place):
+                staying.add(place.index)
             if place.number is None or place.form == NOTE:
                 continue
             row = records.rows[place.number]
@@ -266,6 +268,24 @@ class Windowing:
             ):
                 staying.add(place.index)
         return staying
+
+    def _stays(self, place: Place) -> bool:
+        """Whether a result that has no record stays: one that came while the store was away, or that has no call."""
+        records, content = self._records, place.content
+        if not records.our_tools.isdisjoint(place.tools):
+            return False
+        if place.call is not None and not records.timeline.is_read(place):
+            return True
+        is_content = isinstance(content, str | list)
+        text = records.dialect.plain_text(content) if is_content and records.vault.policy.needs_text else None
+        facts = Facts(
+            place.tools or ("",),
+            size_chars=records.dialect.size_chars(content) if is_content else 0,
+            age_turns=records.timeline.turns_after(place.index),
+            text=text,
+        )
+        is_never = records.vault.policy.decide_archive(facts).effect == "never"
+        return is_never or not records.vault.may(records.principal, records.row.subject, facts)
 
     def _fits(self, read: Sequence[_Read]) -> bool:
         changes = int(self._policy.window_tokens_max * self._policy.changes_share)

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
-from doubles import Characters, policy_of
+from doubles import AWAY, UNWRITABLE, Characters, policy_of
+from doubles import opened as flaky
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from openai.types.chat.chat_completion_message_function_tool_call import Function
-from test_session_window import everything, opened, size, window
+from test_session_window import BUDGET, NEVER, everything, opened, size, window
+from test_window_fitting import is_taken
 
 from evidence_archive import Principal
 from evidence_archive.errors import WindowTooSmallError
@@ -268,3 +270,46 @@ def test_what_left_from_one_list_is_told_to_another_process_that_goes_on_with_it
         assert [one for one in rows if f"> {one}: messages " not in view[0]["content"]] == []
         assert "point-0 " in view[0]["content"]
         assert len(rows) > 3
+
+
+@pytest.mark.parametrize("fault", [AWAY, UNWRITABLE])
+def test_what_is_protected_or_unread_stays_in_view_while_the_store_takes_nothing(
+    sqlite_desk: Desk, talk: Conversation, owner: Principal, fault: str
+):
+    with flaky(sqlite_desk, policy=window(NEVER)) as archive:
+        session = archive.session("case", owner)
+        session.view(talk.messages)
+        archive.flaky.fault = fault
+        talk.tool("a chart " * 10, name="chart.show")
+        talk.say("seen")
+        for at in range(30):
+            talk.say(f"turn {at} " + "words " * 100)
+            view = session.view(talk.messages)
+            assert size(view) <= BUDGET
+        assert any(str(one["content"]) == "a chart " * 10 for one in view)
+        talk.tool("not read yet " * 10)
+        talk.messages += [{"role": "user", "content": f"and another thing {at} " * 60} for at in range(12)]
+        for archive.flaky.fault in (fault, None):
+            view = session.view(talk.messages)
+            assert size(view) <= BUDGET
+            assert is_taken(view)
+            assert any(str(one["content"]) == "a chart " * 10 for one in view)
+            assert any(str(one["content"]) == "not read yet " * 10 for one in view)
+
+
+def test_a_result_without_its_call_is_under_the_rules_of_the_tool_it_names(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation
+):
+    rules = f'{NEVER}[[restore]]\ntools = ["labs.*"]\nroles = ["veterinarian"]\n'
+    talk.say()
+    talk.messages.append({"role": "user", "content": "go on"})
+    talk.say()
+    for name in ("labs.read", "chart.show", "logs.search"):
+        talk.messages.append({"role": "tool", "tool_call_id": name, "name": name, "content": f"said by {name} " * 5})
+        talk.say()
+    with opened(sqlite_desk, window(rules)) as archive:
+        session = archive.session("case", owner)
+        view = json.dumps(turns(session, talk, 40))
+        left = "\n".join(spans(session))
+    for name, stays in (("labs.read", True), ("chart.show", True), ("logs.search", False)):
+        assert (f"said by {name}" in view, f"said by {name}" in left) == (stays, not stays)
