@@ -458,6 +458,11 @@ class Records:
     def _cooling(self) -> bool:
         return self.clock.monotonic_ms() < self.suspended_until_ms
 
+    @property
+    def is_shredded(self) -> bool:
+        """Whether the session's key was destroyed, as far as is known."""
+        return self._shredded is not None
+
     def suspension(self) -> str | None:
         """Why archiving is suspended now, or ``None``."""
         return self.row.suspended or self._shredded or self._unwritten or ("store" if self._cooling() else None)

@@ -169,6 +169,8 @@ class Windowing:
         except EvidenceArchiveError as error:
             self._records.trouble(error)
             outage = True
+        if self._records.is_shredded:  # what was said of its turns went with them
+            self._state.carried, self._state.left, self._state.summary = "", (), None
         if outage:
             return self._cut(read)
         if self._is_due(read, is_cache_cold):

@@ -10,7 +10,7 @@ from doubles import AWAY, UNWRITABLE, Characters, policy_of
 from doubles import opened as flaky
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from openai.types.chat.chat_completion_message_function_tool_call import Function
-from test_session_window import BUDGET, NEVER, everything, opened, size, window
+from test_session_window import BUDGET, KEEPER, NEVER, everything, opened, size, window
 from test_window_fitting import is_taken
 
 from evidence_archive import Principal
@@ -313,3 +313,19 @@ def test_a_result_without_its_call_is_under_the_rules_of_the_tool_it_names(
         left = "\n".join(spans(session))
     for name, stays in (("labs.read", True), ("chart.show", True), ("logs.search", False)):
         assert (f"said by {name}" in view, f"said by {name}" in left) == (stays, not stays)
+
+
+def test_what_was_carried_of_a_session_that_is_shredded_is_in_no_view_any_more(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation
+):
+    with opened(sqlite_desk) as archive:
+        session = archive.session("case", owner)
+        view = turns(session, talk, 40)
+        assert "point-0 " in json.dumps(view)
+        archive.custody(KEEPER).shred(session_id="case")
+        view = session.view(talk.messages)
+        assert "point-0 " not in json.dumps(view)
+        assert view[0] is talk.messages[0]
+        view = turns(session, talk, 40, first=40)
+        assert size(view) <= BUDGET
+        assert "point-0 " not in json.dumps(view)
