@@ -50,6 +50,12 @@ class Curator:
         self._policy = policy
         self._noted: dict[int, tuple[int, str, int]] = {}
         """Notes of results by number, with the version of the row they are for, and how much shorter they are."""
+        self.is_refused = False
+        """Whether a batch of this commit failed: what is tried next would only wait for the store once more."""
+
+    def begin(self) -> None:
+        """A commit begins: the store is asked again."""
+        self.is_refused = False
 
     def marks(self, keep_turns: int, start: int) -> list[Mark]:
         """Results that are finished with, oldest first: superseded by a later equal call, or older than some turns.
@@ -145,15 +151,19 @@ class Curator:
         """Whether a batch of them was archived; what cannot be an original is left out of it."""
         if not items:
             return True
+        if self.is_refused or self._records.suspension() is not None:
+            return False
         try:
             self._archiving.archive(tuple(items), None, None, is_leaving=is_leaving)
         except BatchRejectedError as error:
             if error.reason != "targets":
+                self.is_refused = True
                 self._archiving.rejected(error, None)
                 return False
             fit = {target.result_id for target in error.targets if target.status == "ok"}
             return self._gone([item for item in items if item.id in fit], is_leaving=is_leaving)
         except EvidenceArchiveError as error:
+            self.is_refused = True
             self._records.trouble(error)
             return False
         return True

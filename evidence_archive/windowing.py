@@ -472,6 +472,7 @@ class Windowing:
     def _committed(self, read: list[_Read], render: Callable[[], list[Any]], is_cache_cold: bool) -> list[_Read]:
         """The list after results were archived and turns left, as far as that was needed."""
         policy, is_forced = self._policy, not self._fits(read)
+        self._curator.begin()
         before, before_tokens = list(self._list(read, self._state.pinned, self._state.start)), self._tokens(read)
         archived, spans, told = self._records.row.batches, self._state.spans, self._state.carried
         for keep_turns in (policy.keep_turns, 0):
@@ -536,7 +537,7 @@ class Windowing:
         read = self._read(render()) if outside else read
         self._prefix = [one.message for one in read[: found.start]]
         self._fingerprint = self._print(self._prefix)
-        if told is not None and have_gone:
+        if told is not None and have_gone and not self._curator.is_refused:
             self._keep(read, sorted(outside), told)
         return read
 

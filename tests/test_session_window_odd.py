@@ -1,7 +1,10 @@
 """Windows over lists that are odd, in hands that are not alone: within the budget, and nothing lost."""
 
 import json
+import sqlite3
+import time
 from collections import Counter
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -329,3 +332,22 @@ def test_what_was_carried_of_a_session_that_is_shredded_is_in_no_view_any_more(
         view = turns(session, talk, 40, first=40)
         assert size(view) <= BUDGET
         assert "point-0 " not in json.dumps(view)
+
+
+def test_a_commit_waits_once_for_a_store_that_takes_nothing_and_not_at_all_while_suspended(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation
+):
+    policy = policy_of("[window]\nwindow_tokens_max = 4000\narchive_tokens_min = 50\n", store_wait_ms_max=300)
+    with opened(sqlite_desk, policy) as archive:
+        session = archive.session("case", owner)
+        turns(session, talk, 10)
+        with closing(sqlite3.connect(sqlite_desk.database, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            for wait_seconds in (0.7, 0.2, 0.2):
+                for at in range(30):
+                    talk.say(f"turn {at} " + "words " * 100)
+                began = time.monotonic()
+                assert size(session.view(talk.messages)) <= BUDGET
+                assert time.monotonic() - began < wait_seconds
+                session._records.suspended_until_ms = session._records.clock.monotonic_ms() + 60_000
+            other.execute("ROLLBACK")
