@@ -196,13 +196,16 @@ def test_a_search_that_found_more_than_it_tells_says_so(sqlite_desk: Desk, owner
     with opened(sqlite_desk) as archive:
         session, talk = archive.session("case", owner), Conversation()
         for at in range(8):
-            talk.tool(f"needle {at}\n" * 100)
+            talk.tool(f"a needle, number {at}\n" * 100)
             talk.say()
             session.view(talk.messages)
         session.archive([(f"r{at}", "a note") for at in range(1, 9)])
-        assert session.search("needle").is_cut
-        assert not session.search("needle 3 ").is_cut
-        answer = talk.ours(session, "search_evidence", json.dumps({"query": "needle", "before": None}))["content"]
+        loose = session.search("needle a")  # no line has it as it stands: all of them are looked through
+        assert (len(loose.hits), loose.searched, loose.before, loose.is_cut) == (20, 8, None, True)
+        exact = session.search("a needle")
+        assert (len(exact.hits), exact.searched, exact.before, exact.is_cut) == (20, 4, "r5", False)
+        assert session.search("number 3").is_cut is False
+        answer = talk.ours(session, "search_evidence", json.dumps({"query": "needle a", "before": None}))["content"]
         assert answer.startswith("[search | the first of more hits, 20 hits in ")
 
 

@@ -230,7 +230,7 @@ def logs_the_card(patch: pytest.MonkeyPatch) -> None:
 def repeats_the_query(patch: pytest.MonkeyPatch) -> None:
     """Break the core: an error repeats the query."""
 
-    def naive(self: Searching, query: object, **named: Any) -> Any:
+    def naive(self: Searching, query: object, *_: Any, **named: Any) -> Any:
         raise FormatError(f"Nothing has {query} in it.")
 
     patch.setattr(Searching, "search", naive)

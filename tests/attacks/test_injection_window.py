@@ -53,7 +53,8 @@ OURS = re.compile(
 """Every line that a message of ours consists of."""
 
 FOUND = re.compile(
-    r"\[search \| \d+ hits in \d+ archived originals(, \d+ more were left out: they are older or too large)?\]"
+    r"\[search \| (the first of more hits, )?\d+ hits in \d+ archived originals"
+    r'(, \d+ more were left out: they are older or too large(; search with before "r\d+" for these)?)?\]'
     r"|r\d+#L\d+ \([^\[\]|\n]{1,64}\)|> .*"
 )
 REFUSED = ("The card was not changed: ", "Nothing was searched: ")

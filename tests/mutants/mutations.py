@@ -1823,8 +1823,8 @@ _BOOKS = (
     Mutation(
         "window: turns leave and are archived nowhere",
         "windowing.py",
-        "        if told is not None and have_gone:",
-        "        if told is not None and not have_gone:",
+        "        if told is not None and have_gone and",
+        "        if told is not None and not have_gone and",
         "tests/attacks/test_rules_window.py::test_what_left_a_window_is_under_the_rules_of_every_result_in_it[sqlite]",
     ),
     Mutation(
@@ -1861,8 +1861,8 @@ _BOOKS = (
     Mutation(
         "window: a span loses the labels of what is in it",
         "windowing.py",
-        'Kept("span", "\\n".join(lines), line, sensitivity)',
-        'Kept("span", "\\n".join(lines), line)',
+        'Kept("span", "\\n".join(lines), words, sensitivity)',
+        'Kept("span", "\\n".join(lines), words)',
         "tests/attacks/test_rules_window.py::test_what_left_a_window_is_under_the_rules_of_every_result_in_it[sqlite]",
     ),
     Mutation(
