@@ -9,7 +9,7 @@ list holds them: they are archived at the next commit.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from operator import is_
@@ -532,14 +532,30 @@ class Windowing:
             turns=self._records.timeline.turns,
         )
         self._state = state
-        told = self._told(read, sorted(outside)) if outside else None
+        spans = [(indexes, self._told(read, indexes)) for indexes in self._in_spans(sorted(outside))]
         have_gone = self._curator.let_go(outside)
         read = self._read(render()) if outside else read
         self._prefix = [one.message for one in read[: found.start]]
         self._fingerprint = self._print(self._prefix)
-        if told is not None and have_gone and not self._curator.is_refused:
-            self._keep(read, sorted(outside), told)
+        for indexes, told in spans:
+            if have_gone and not self._curator.is_refused:
+                self._keep(read, indexes, told)
         return read
+
+    def _in_spans(self, outside: Sequence[int]) -> Iterator[list[int]]:
+        """Messages that leave, as many together as an original may hold: of pictures tokens say little."""
+        size_max, dialect = self._records.vault.original_bytes_max, self._records.dialect
+        indexes: list[int] = []
+        size = 0
+        for at in outside:
+            size_of_one = len(dialect.plain(self._records.timeline.messages[at]).encode("utf-8", "surrogatepass")) + 1
+            if indexes and size + size_of_one > size_max:
+                yield indexes
+                indexes, size = [], 0
+            indexes.append(at)
+            size += size_of_one
+        if indexes:
+            yield indexes
 
     def _line(self, at: int, message: Any) -> str:
         """A message as a span holds it: results that have an original are named, and so is what a search found.
@@ -615,7 +631,13 @@ class Windowing:
                 "card_version": card.version,
                 "entries": entries,
             }
-            new_postings, _ = self._books.post(_BOOK, lambda known: ([content], None))
+            # Where others posted while a summary was written, it was made without theirs: the turns are tried again.
+            new_postings, _ = self._books.post(
+                _BOOK, lambda known: ([content] if len(known) == self._posted else [], None)
+            )
+            if not new_postings:
+                self._prefix = None  # what others put down is read at the next view
+                return
         except EvidenceArchiveError as error:
             records.trouble(error)
             return
@@ -626,8 +648,7 @@ class Windowing:
         state.carried, state.left, state.spans = carried_text, tuple(left), state.spans + 1
         state.summary, state.gone = summary, gone
         self._quality.append(quality)
-        if new_postings[0].seq == self._posted + 1:  # else others posted meanwhile: that is looked up
-            self._posted += 1
+        self._posted += 1
         self._told_card, self._told_facts = card, frozenset(fact.id for fact in facts)
 
     def _checked(self, told: Span, summary: Summary, refusals: Sequence[str]) -> _Quality:

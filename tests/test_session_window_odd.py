@@ -351,3 +351,51 @@ def test_a_commit_waits_once_for_a_store_that_takes_nothing_and_not_at_all_while
                 assert time.monotonic() - began < wait_seconds
                 session._records.suspended_until_ms = session._records.clock.monotonic_ms() + 60_000
             other.execute("ROLLBACK")
+
+
+def test_messages_with_more_bytes_than_an_original_may_have_leave_in_several_spans(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation
+):
+    """Pictures have few tokens, whatever their bytes."""
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 30_000}}
+    policy = policy_of("[window]\nwindow_tokens_max = 8000\n", original_bytes_max=100_000)
+    with sqlite_desk.open(policy=policy, counter=Characters()) as archive:
+        session, view = archive.session("case", owner), []
+        for at in range(30):
+            talk.messages.append({"role": "user", "content": [{"type": "text", "text": f"see {at}"}, picture]})
+            talk.say(f"I have seen picture {at}.")
+            view = session.view(talk.messages)
+        assert len(spans(session)) > 5
+        assert max(map(len, spans(session))) <= 100_000
+        assert everything(session, view, talk.messages) == []
+
+
+def test_what_others_posted_while_a_summary_was_written_stays_in_the_index(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation
+):
+    class Meanwhile:
+        """The other worker's turns leave while this one's are summed up."""
+
+        def __init__(self) -> None:
+            self.act: Any = None
+
+        def summarize(self, span: Span, earlier: Any, refused: str | None) -> str:
+            act, self.act = self.act, None
+            if act is not None:
+                act()
+            return "conclusion: seen\nbasis: none\nunresolved: none\nreferences: none"
+
+    slow, theirs = Meanwhile(), Conversation()
+    theirs.messages[0]["content"] = "another task"
+    with opened(sqlite_desk) as archive, opened(sqlite_desk) as other:
+        session, beside = archive.session("case", owner, summarizer=slow), other.session("case", owner)
+        slow.act = lambda: turns(beside, theirs, 40)
+        view = turns(session, talk, 60)
+        assert slow.act is None
+        told = {row.number for row in session._records.rows.values() if row.own == "span"}
+        text = "\n".join(str(one["content"]) for one in view)
+        posted = [one.content["left"]["result_id"] for one in session._windowing._books.read("window")]
+        assert len(posted) == session._windowing._state.spans > 5
+        assert all(f"> {id}: messages" in text for id in posted)
+        assert len(told) >= len(posted)
+        assert everything(session, view, talk.messages) == []

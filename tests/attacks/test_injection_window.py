@@ -280,10 +280,7 @@ def words_as_they_are(module: Any) -> Callable[[pytest.MonkeyPatch], None]:
 
 def told_without_quotes(patch: pytest.MonkeyPatch) -> None:
     """Break the core: what is carried over is cleaned, and not quoted."""
-    patch.setattr(
-        "evidence_archive.window.carrying._Bounded._shown",
-        lambda self, entries: (True for entry in entries if self.add(carrying.clean(entry))),
-    )
+    patch.setattr("evidence_archive.window.carrying._quoted", carrying.clean)
 
 
 def changes_without_quotes(patch: pytest.MonkeyPatch) -> None:

@@ -1823,16 +1823,9 @@ _BOOKS = (
     Mutation(
         "window: turns leave and are archived nowhere",
         "windowing.py",
-        "        if told is not None and have_gone and",
-        "        if told is not None and not have_gone and",
+        "            if have_gone and not self._curator.is_refused:",
+        "            if not have_gone and not self._curator.is_refused:",
         "tests/attacks/test_rules_window.py::test_what_left_a_window_is_under_the_rules_of_every_result_in_it[sqlite]",
-    ),
-    Mutation(
-        "window: a result that cannot be archived leaves with its text in a span",
-        "windowing.py",
-        "        have_gone = self._curator.let_go(outside)\n",
-        "        have_gone = self._curator.let_go(outside) or True\n",
-        "tests/test_session_carried.py::test_results_that_cannot_be_archived_now_keep_their_turn_from_being_a_span",
     ),
     Mutation(
         "window: a span holds what its results said",
