@@ -602,3 +602,19 @@ def test_evidence_is_not_in_the_repr_of_a_reading() -> None:
     result = CHAT.read({"role": "tool", "tool_call_id": "c", "content": "patient 4711"})
     made = CHAT.read({"role": "assistant", "tool_calls": [call("c", "t", "patient 4711")]})
     assert "4711" not in repr(result) + repr(made)
+
+
+def test_a_message_that_has_no_fields_is_told_by_its_role_and_its_texts() -> None:
+    class Bare:
+        role, content = "user", "words"
+
+    assert ChatDialect().plain(Bare()) == '{"role":"user","content":"words"}'
+
+    class Broken(Bare):
+        def model_dump(self, **_: Any) -> Any:
+            raise RuntimeError("secret words")
+
+    for other in (Bare(), Broken()):
+        told = json.loads(ChatDialect().plain({"role": "user", "content": "a", "other": other}))
+        assert told["content"] == "a"
+    assert ChatDialect().plain(Broken()) == '{"role":"user","content":"words"}'

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from evidence_archive.errors import FormatError
 from evidence_archive.window.card import (
     CHANGES_MAX,
+    ITEMS_MAX,
     KINDS,
     STATES,
     TEXT_CHARS_MAX,
@@ -139,3 +140,16 @@ def test_the_differences_lead_from_card_to_card_and_ids_are_never_given_again(
         for kind, letter in KINDS.items():
             ids = [item.id for item in card.items.values() if item.kind == kind]
             assert ids == [f"{letter}{at}" for at in range(1, len(ids) + 1)]
+
+
+def test_a_card_and_an_item_are_bounded_and_ids_are_ids():
+    full = Card("a goal", {f"s{at}": Item(f"s{at}", "step", "a step") for at in range(1, ITEMS_MAX + 1)})
+    with pytest.raises(FormatError, match="at most 500 items"):
+        changed(full, parse_changes([{"add": "step", "text": "one more"}]))
+    references = [f"r{at}" for at in range(1, 21)]
+    card, _ = changed(Card(), parse_changes([{"add": "step", "text": "a step", "references": references}]))
+    with pytest.raises(FormatError, match="at most 20 references"):
+        changed(card, parse_changes([{"id": "s1", "references": ["r21"]}]))
+    for wrong in ("x1", "s0", "s1 ", ""):
+        with pytest.raises(FormatError):
+            parse_changes([{"id": wrong, "to": "confirmed"}])

@@ -97,3 +97,8 @@ def test_a_megabyte_made_to_be_looked_through_again_and_again_is_described(piece
 @pytest.mark.parametrize("text", ["a,b\n" + "x" * 200_000 + "\nc,d\n", "{" * 100_000, "[" + "9" * 5_000 + "]"])
 def test_what_no_reader_of_data_takes_is_described_as_text(text: str) -> None:
     assert "Begins: " in note(text)
+
+
+@pytest.mark.parametrize("text", ["5", '"a word"', "null", "true"])
+def test_a_json_value_without_shape_is_described_by_its_lines_alone(text: str) -> None:
+    assert "JSON" not in note(text)

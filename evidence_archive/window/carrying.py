@@ -8,6 +8,7 @@ Words that are not ours (facts, texts of the card, summaries, names of tools) ar
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from evidence_archive.notes import RESTORE_TOOL, SEARCH_TOOL, clean, one_line
 from evidence_archive.window.card import Card, Item
@@ -129,12 +130,8 @@ def shortened(text: str, *, count: Callable[[str], int], budget_tokens: int) -> 
         return text
     lines, costs = text.split("\n"), _costs(count)
     left = budget_tokens - costs(f"... and {len(lines)} lines more")[0]
-    shown: list[str] = []
-    for line in lines:
-        left -= costs(line)[0]
-        if left < 0:
-            break
-        shown.append(line)
+    used = accumulate(costs(line)[0] for line in lines)
+    shown = [line for line, tokens in zip(lines, used, strict=True) if tokens <= left]
     last = f"... and {len(lines) - len(shown)} lines more"
     return "\n".join([*shown, last]) if costs(last)[0] <= budget_tokens else ""
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable
 from itertools import islice
+from typing import Any
 
 __all__ = ["IDENTIFIERS_MAX", "described", "identifiers"]
 
@@ -106,7 +107,7 @@ def _shape(text: str, lines: list[str]) -> str:
     return _table_shape(lines)
 
 
-def _json_shape(value: object) -> str:
+def _json_shape(value: dict[str, Any] | list[Any]) -> str:
     if isinstance(value, dict):
         told = [
             f"{key} {_short(_in_one_line(json.dumps(value[key], ensure_ascii=False)), 40)}"
@@ -115,14 +116,12 @@ def _json_shape(value: object) -> str:
         ]
         says = f" It says: {', '.join(told)}." if told else ""
         return f"JSON object with {_names('key', value)}.{says}"
-    if isinstance(value, list):
-        keys: dict[str, None] = {}
-        for one in value:
-            if isinstance(one, dict):
-                keys.update(dict.fromkeys(one))
-        of = f", objects with {_names('key', keys)}" if keys else ""
-        return f"JSON list of {len(value)}{of}."
-    return ""
+    keys: dict[str, None] = {}
+    for one in value:
+        if isinstance(one, dict):
+            keys.update(dict.fromkeys(one))
+    of = f", objects with {_names('key', keys)}" if keys else ""
+    return f"JSON list of {len(value)}{of}."
 
 
 def _table_shape(lines: list[str]) -> str:
