@@ -11,7 +11,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from evidence_archive.errors import FormatError
-from evidence_archive.excerpt import WHOLE, Excerpt, Selector, excerpt, line_count, parse_selector
+from evidence_archive.excerpt import WHOLE, Excerpt, Selector, excerpt, line_count, parse_selector, value_at
 
 BIG = 5_000_000
 
@@ -373,3 +373,17 @@ def test_five_million_characters_are_ordinary(
     make: Callable[[], str], arguments: dict[str, Any], expected: str
 ) -> None:
     assert cut(make(), **arguments).what.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("pointer", "value"),
+    [("", {"a": [10, {"b": 20}], "": 1}), ("/a/0", 10), ("/a/1/b", 20), ("/", 1)],
+)
+def test_a_value_is_found_in_what_json_made(pointer: str, value: object) -> None:
+    assert value_at({"a": [10, {"b": 20}], "": 1}, pointer) == value
+
+
+@pytest.mark.parametrize("pointer", ["/b", "/a/2", "/a/01", "/a/-", "/a/0/b", "a"])
+def test_where_nothing_is_at_a_pointer_it_is_said(pointer: str) -> None:
+    with pytest.raises(FormatError):
+        value_at({"a": [10, {"b": 20}]}, pointer)
