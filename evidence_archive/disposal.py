@@ -106,6 +106,9 @@ class Shred:
         kek_version: the highest version under which the keys were ever wrapped; that one and all below must go.
         originals: how many originals went; 0 when the record is read again.
         requested_by, requested_at_us: who and when.
+        same_content: of one original, what else of its session holds the very same content, such as what its ledger
+            kept of it: each is an original of its own, and stays until it is shredded. Empty when the record is read
+            again.
     """
 
     id: str
@@ -116,6 +119,7 @@ class Shred:
     originals: int
     requested_by: str
     requested_at_us: int
+    same_content: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +427,9 @@ class Disposal:
             row = self._shred_row(shred_id, session.scope_id, root.number, old_scope)
             writer.insert_shreds([row])
             self._append(writer, audit.SHRED_REQUESTED, session_id, root.number, {"shred": shred_id.hex()})
-            return self._shred(row, session_id, originals=1)
+            same = sorted(one.number for one in rows.values() if _is_twin(one, root))
+            done = self._shred(row, session_id, originals=1)
+            return replace(done, same_content=tuple(map(format_result_id, same)))
 
         done = vault.transact(shredded)
         if done is not None:
@@ -710,6 +716,12 @@ def _holds(hold: HoldRow, row: ResultRow) -> bool:
     return hold.scope_id is None or (
         hold.scope_id == row.scope_id and hold.number in (None, row.origin or row.number)
     )
+
+
+def _is_twin(row: ResultRow, root: ResultRow) -> bool:
+    """Whether a row has an original of its own that holds just what another one holds."""
+    is_other = row.number != root.number and row.state == "archived" and row.origin is None
+    return is_other and row.content_tag == root.content_tag
 
 
 def _emptied(row: ResultRow, version: int) -> ResultRow:

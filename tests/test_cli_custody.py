@@ -107,6 +107,15 @@ def test_a_group_without_a_command_shows_its_help(command: list[str], capsys: py
 # --- holds and shredding --------------------------------------------------------------------------------------------
 
 
+def test_a_shred_says_where_the_same_content_is_still_kept(run: Run, store: Desk, owner: Principal):
+    with store.open() as archive:
+        archive.session("case-4711", owner).ledger.store("copy.txt", f"0 {LINES}")
+    _, out, _ = run("shred", "--session", "case-4711", "--result", "r1", "--yes")
+    assert "The same content is still in r5 of this session: shred that, too." in out
+    assert loaded(run, "shred", "--session", "case-4711", "--result", "r5", "--yes")["same_content"] == []
+    assert "same_content" not in loaded(run, "shreds")[0]
+
+
 def test_a_hold_is_placed_listed_obeyed_and_released(run: Run):
     code, out, _ = run("hold", "add", "claim 12/34", "--session", "case-4711", "--result", "r1")
     assert code == 0

@@ -201,8 +201,16 @@ def _shred(
         return
     say(
         f"{counted(shred.originals, 'original')} of {what} destroyed; the keys are gone from this store.",
+        *_also(shred),
         _told(shred),
     )
+
+
+def _also(shred: "Shred") -> list[str]:
+    """What else holds what was destroyed: nothing is destroyed that was not named."""
+    if not shred.same_content:
+        return []
+    return [f"The same content is still in {', '.join(shred.same_content)} of this session: shred that, too."]
 
 
 def _told(shred: "Shred") -> str:
@@ -236,7 +244,12 @@ def _shreds(
     with custody_of(url, keys, policy, objects, principal) as custody:
         shreds = custody.shreds()
     if as_json:
-        emit_json([{key: value for key, value in plain(one).items() if key != "originals"} for one in shreds])
+        emit_json(
+            [
+                {key: value for key, value in plain(one).items() if key not in ("originals", "same_content")}
+                for one in shreds
+            ]
+        )
         return
     rows = [
         (
