@@ -95,7 +95,7 @@ class Answering:
         self._records.mark_read(call)
         try:
             query, before = parse_search(call.arguments)
-            self._records.refresh(self._records.vault.store_wait_ms)
+            self._records.refresh(self._records.wait_ms)
             texts: list[str] = []
 
             def also(result: SearchResult) -> Also:
@@ -188,7 +188,7 @@ class Answering:
             number = parse_result_id(request.id)
             selector = parse_selector(request.lines, request.pattern, request.context_lines, request.pointer)
             row = self._records.rows.get(number)  # names the tool to ask again where the store does not answer
-            self._records.refresh(self._records.vault.store_wait_ms)
+            self._records.refresh(self._records.wait_ms)
             row = self._records.rows.get(number)
             refusal = self._refusal(number, row)
             if refusal is not None:
@@ -309,5 +309,10 @@ class Answering:
 def _search_text(result: SearchResult) -> str:
     hits = [(hit.result_id, hit.line, hit.tool, hit.excerpt) for hit in result.hits]
     return notes.search_text(
-        hits, searched=result.searched, left_out=result.left_out, before=result.before, is_cut=result.is_cut
+        hits,
+        searched=result.searched,
+        left_out=result.left_out,
+        before=result.before,
+        is_cut=result.is_cut,
+        absent=result.absent,
     )

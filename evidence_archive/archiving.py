@@ -156,7 +156,7 @@ class Archiving:
         try:
             # What is kept depends on nothing that others change but the next number: several agents may be at it.
             for _ in range(KEEP_TRIES_MAX if isinstance(what, Kept) else COMMIT_TRIES_MAX):
-                self._records.refresh(self._records.vault.store_wait_ms)
+                self._records.refresh(self._records.wait_ms)
                 replayed = self._replayed(tag, key, call) if call is not None or key is not None else None
                 if replayed is not None:
                     return replayed
@@ -206,7 +206,7 @@ class Archiving:
         seen: list[BatchRow | None] = []
         settled = False
         with suppress(EvidenceArchiveError):
-            self._records.vault.transact(lambda writer: seen.append(self._settled(writer, tag, key)))
+            self._records.transact(lambda writer: seen.append(self._settled(writer, tag, key)))
             settled = True
         if not seen or (seen[-1] is not None and not settled):
             return None
@@ -215,17 +215,17 @@ class Archiving:
         if row is None:
             return None
         with suppress(EvidenceArchiveError):
-            self._records.refresh(self._records.limits.view_wait_ms_max)
+            self._records.refresh(self._records.wait_ms)
         return self._receipt(row, tag, call, replayed=False)
 
     def _replayed(self, tag: bytes, key: str | None, call: ToolCall | None) -> tuple[Receipt, str] | None:
-        with self._records.vault.store.peeking(self._records.vault.store_wait_ms) as reader:
+        with self._records.vault.store.peeking(self._records.wait_ms) as reader:
             row = reader.batch(self._records.keys.scope_id, tag, key)
         if row is None:
             return None
         found = self._receipt(row, tag, call)
         self._ending = True  # it is there: where it cannot be settled, nobody may say that it is not
-        self._records.vault.transact(lambda writer: self._settled(writer, tag, key), audited=False)
+        self._records.transact(lambda writer: self._settled(writer, tag, key), audited=False)
         self._ending = False
         return found
 
@@ -285,8 +285,11 @@ class Archiving:
             batch_id=batch_id.hex(),
             targets=tuple(Target(item.id, "ok", "", drafts[item.id].row.tokens) for item in items),
             tokens_before=sum(one.row.tokens for one in prepared),
-            # A note that leaves with its turn is in no request, however long it is.
-            tokens_after=sum(min(one.row.note_tokens, one.row.tokens) for one in prepared),
+            # A note that leaves with its turn is in no request, however long it is, and an artifact never was in one.
+            tokens_after=sum(
+                one.row.tokens if one.row.own == "artifact" else min(one.row.note_tokens, one.row.tokens)
+                for one in prepared
+            ),
             tokens_estimated=self._records.counter.estimated,
         )
         text = self._receipt_text(receipt, call)
@@ -327,7 +330,7 @@ class Archiving:
             self._ending = True
             return row, own
 
-        changed = self._records.vault.transact(committed)
+        changed = self._records.transact(committed)
         if changed is None:
             return None
         row, own = changed
@@ -341,7 +344,7 @@ class Archiving:
             tokens_saved=receipt.tokens_saved,
         )
         if stored:
-            self._envelopes.tidy()
+            self._envelopes.tidy(wait_ms=self._records.wait_ms)
         return receipt, text
 
     def _refuse_over_quota(self, custody: CustodyRow) -> None:
@@ -368,7 +371,7 @@ class Archiving:
             put = outside.get(row.number)
             if put is None or (put.slot, put.acl, put.encoded.digest) != (slot, acl, encoded.digest):
                 new.append((row.number, self._envelopes.sealing(slot, encoded, acl, TRUST)))
-        self._envelopes.put([one for _, one in new])
+        self._envelopes.put([one for _, one in new], wait_ms=self._records.wait_ms)
         outside.update(new)
 
     def _acl(self, row: ResultRow) -> bytes:

@@ -7,11 +7,20 @@ that one that was removed, or moved to another book, is noticed when the book is
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, TypeVar
 
-from evidence_archive.errors import FormatError, SealBrokenError, ShreddedError
+from evidence_archive.errors import (
+    EvidenceArchiveError,
+    FormatError,
+    SealBrokenError,
+    ShreddedError,
+    StoreBusyError,
+    StoreError,
+    StoreUnavailableError,
+)
 from evidence_archive.model import ce
 from evidence_archive.ports import PostingRow, Reader, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
@@ -140,26 +149,24 @@ class Books:
 
         Raises:
             SealBrokenError: postings were removed or changed.
-            StoreError: the store cannot be read within ``view_wait_ms_max``.
+            StoreError: the store cannot be read.
         """
         known, _ = self._known.get(book, ([], None))
         if len(known) == counts_of(self._records.row).get(book, 0):
             return known
-        return self.read(book, wait_ms=self._records.limits.view_wait_ms_max)
+        return self.read(book)
 
-    def read(self, book: str, *, wait_ms: int | None = None) -> Sequence[Posting]:
+    def read(self, book: str) -> Sequence[Posting]:
         """All of a book, in order; what was read before is not read again.
 
         Args:
             book: its name.
-            wait_ms: bound on waiting for a lock, in milliseconds; as long as a write may wait by default.
 
         Raises:
             SealBrokenError: postings were removed or changed.
             StoreError: the store cannot be read.
         """
-        vault = self._records.vault
-        with vault.store.reading(vault.store_wait_ms if wait_ms is None else wait_ms) as reader:
+        with self._records.vault.store.reading(self._records.wait_ms) as reader:
             session = reader.session(self._records.id)
             if session is None:
                 raise SealBrokenError("This session's row is gone: it was removed outside this library.")
@@ -177,7 +184,7 @@ class Books:
             StoreError: the store cannot be read.
         """
         vault = self._records.vault
-        with vault.store.reading(vault.store_wait_ms) as reader:
+        with vault.store.reading(self._records.wait_ms) as reader:
             rows = reader.postings(self._records.keys.scope_id, book, first - 1, last - first + 1)
         if [row.seq for row in rows] != list(range(first, last + 1)):
             raise SealBrokenError(_GONE)
@@ -187,16 +194,15 @@ class Books:
         self,
         book: str,
         decide: Callable[[Sequence[Posting]], tuple[Sequence[Mapping[str, Any]], T]],
-        *,
-        wait_ms: int | None = None,
     ) -> tuple[list[Posting], T]:
         """Put down what a function decides, looking at all that the book says under the lock that writers share.
+
+        Where a commit was reported as failed, what became of it is looked up, as for a batch.
 
         Args:
             book: its name.
             decide: gets the book as it is, and returns what to put down and anything else; it may be asked several
                 times, and what it raises leaves the book as it was. At most ``POSTINGS_MAX``; nothing writes nothing.
-            wait_ms: bound on waiting for a lock, in milliseconds; as long as a write may wait by default.
 
         Returns:
             The new postings, and the second thing that was decided.
@@ -205,11 +211,14 @@ class Books:
             ShreddedError: the session was shredded.
             FormatError: what it decided is no JSON, or too long.
             SealBrokenError: postings were removed or changed.
-            StoreError: the store cannot be written.
+            StoreError: the store cannot be written; the message says where it is not known what became of it.
         """
         records = self._records
+        ending: list[tuple[SessionRow | None, list[Posting], PostingRow | None, T]] = []
+        """What a transaction that got as far as its end has put down."""
 
         def posted(writer: Writer) -> tuple[SessionRow | None, list[Posting], PostingRow | None, T]:
+            ending.clear()
             row = records.session_under_lock(writer)
             if row.version != records.row.version:
                 records.catch_up(writer, row)
@@ -238,13 +247,61 @@ class Books:
                 "digests": [sha256(one.closed).hexdigest() for one in rows],
             }
             writer.append([records.leaf(audit.BOOK_POSTED, details=details)])
-            return row, new, rows[-1], answer
+            ending.append((row, new, rows[-1], answer))
+            return ending[-1]
 
-        changed, new, last, answer = records.vault.transact(posted, wait_ms=wait_ms)
+        try:
+            changed, new, last, answer = records.transact(posted)
+        except StoreBusyError:  # rolled back, even at its end
+            raise
+        except StoreError as error:
+            if not ending:
+                raise
+            changed, new, last, answer = ending[-1]
+            changed = self._settled(last, error)
         if changed is not None:
             records.row = changed
             self._known[book] = [*self._known[book][0], *new], last
         return new, answer
+
+    def _settled(self, last: PostingRow | None, error: StoreError) -> SessionRow:
+        """The session's row, where postings whose commit was reported as failed are there; they are durable then.
+
+        They are looked up under the lock that the commit held: what is not there then, will not come later.
+
+        Args:
+            last: of the postings.
+            error: what the commit raised, which is raised again where they are not there.
+
+        Raises:
+            StoreError: they are not there, or cannot be looked up.
+        """
+        records, seen = self._records, list[SessionRow | None]()
+
+        def look(writer: Writer) -> None:
+            seen.clear()
+            row = records.session_under_lock(writer)
+            if last is None or writer.postings(row.scope_id, last.book, last.seq - 1, 1) != [last]:
+                seen.append(None)
+                return
+            records.catch_up(writer, row)
+            # A commit that can be seen may still go with the power: only what is committed behind it makes sure.
+            row.version += 1
+            writer.update_session(row)
+            seen.append(row)
+
+        is_known = False
+        with suppress(EvidenceArchiveError):
+            records.transact(look, audited=False)
+            is_known = True
+        if seen == [None]:
+            raise error
+        if not is_known or seen[0] is None:
+            told = f"{str(error)[0].lower()}{str(error)[1:]}"
+            raise StoreUnavailableError(
+                f"It is not known whether this was put down in its book; look there before you try again: {told}"
+            ) from error
+        return seen[0]
 
     def _read_on(self, reader: Reader, session: SessionRow, book: str) -> list[Posting]:
         """The book, with what was put down since it was read last."""

@@ -12,10 +12,10 @@ from hashlib import sha256
 
 from evidence_archive.errors import (
     IntegrityError,
+    ObjectNotFoundError,
     SealBrokenError,
     StoreBusyError,
     StoreError,
-    StoreUnavailableError,
     UnsupportedVersionError,
 )
 from evidence_archive.logged import entries_to_head
@@ -115,8 +115,12 @@ class Envelopes:
         )
         return Outside(slot, encoded, acl, dek, dek_id, row, sealed_size, pieces)
 
-    def put(self, outsides: Iterable[Outside]) -> None:
+    def put(self, outsides: Iterable[Outside], *, wait_ms: int) -> None:
         """The envelopes in their objects, durable, read back and opened; a batch's transaction may name them.
+
+        Args:
+            outsides: from :meth:`sealing`.
+            wait_ms: bound on waiting for a lock of the database, in milliseconds.
 
         Raises:
             SealBrokenError: what was read back is not what was written.
@@ -126,7 +130,7 @@ class Envelopes:
         if not outsides:
             return
         rows = [outside.row for outside in outsides]
-        self._vault.transact(lambda writer: writer.insert_objects(rows), audited=False)
+        self._vault.transact(lambda writer: writer.insert_objects(rows), audited=False, wait_ms=wait_ms)
         for outside in outsides:
             self._put(outside)
 
@@ -196,7 +200,8 @@ class Envelopes:
         Raises:
             SealBrokenError: these bytes are not what was sealed for this place, or are gone.
             UnsupportedVersionError: a newer version sealed them.
-            StoreUnavailableError: objects cannot be had, or are not in this object store.
+            ObjectNotFoundError: one of its objects is not in this object store.
+            StoreUnavailableError: objects cannot be had.
         """
         if (
             origin.original_id is None
@@ -241,7 +246,8 @@ class Envelopes:
 
         Raises:
             SealBrokenError: they are gone.
-            StoreUnavailableError: objects cannot be had, or are not in this object store.
+            ObjectNotFoundError: one of its objects is not in this object store.
+            StoreUnavailableError: objects cannot be had.
         """
         original_id = origin.original_id or b""
         with self._vault.store.reading(self._vault.store_wait_ms) as reader:
@@ -300,7 +306,7 @@ class Envelopes:
         for part, at in enumerate(range(0, row.size_bytes, row.part_bytes)):
             data = objects.get(_part_key(row, part))
             if data is None:
-                raise StoreUnavailableError(
+                raise ObjectNotFoundError(
                     "An object of an archived original is not in this object store: check what objects= names, "
                     "or put the object back."
                 )
@@ -310,9 +316,8 @@ class Envelopes:
 
     # --- collecting -----------------------------------------------------------------------------------------------
 
-    def collect(self, *, tidying: bool = False) -> Collected:
-        """Delete the objects of intents whose time is over; never anything an archived result
-        names.
+    def collect(self, *, tidying: bool = False, wait_ms: int | None = None) -> Collected:
+        """Delete the objects of intents whose time is over; never anything an archived result names.
 
         An intent is abandoned in a transaction under the lock that batches commit under, so none can keep it any
         more; its objects go after that, and only where they went it counts as emptied. What a request that was given
@@ -320,6 +325,7 @@ class Envelopes:
 
         Args:
             tidying: look for what unfinished puts left in the object store, too; that may list all of it.
+            wait_ms: bound on waiting for a lock, in milliseconds; as long as a write may wait by default.
 
         Raises:
             StoreError: database or objects cannot be written; what could be deleted was, a later run goes on.
@@ -336,7 +342,7 @@ class Envelopes:
             writer.update_objects([new for row, new in zip(lapsed, fenced, strict=True) if new is not row])
             return fenced
 
-        lapsed = self._vault.transact(abandon)
+        lapsed = self._vault.transact(abandon, wait_ms=wait_ms)
         gone: list[ObjectRow] = []
         failed: list[ObjectRow] = []
         for row in lapsed:
@@ -362,7 +368,7 @@ class Envelopes:
             writer.update_objects([replace(row, expires_at_us=until_us) for row in put_off])
             return len(first), len(again)
 
-        abandoned, forgotten = self._vault.transact(settle) if gone or failed else (0, 0)
+        abandoned, forgotten = self._vault.transact(settle, wait_ms=wait_ms) if gone or failed else (0, 0)
         if lapsed:
             self._vault.log.info("evidence_archive.collected", abandoned=abandoned, forgotten=forgotten)
         if failure is not None:
@@ -452,10 +458,10 @@ class Envelopes:
     def _not_collected(self, error: Exception) -> None:
         self._vault.log.warning("evidence_archive.not_collected", error=type(error).__name__)
 
-    def tidy(self) -> None:
+    def tidy(self, *, wait_ms: int) -> None:
         """Run the collector after a commit; what goes wrong is logged, and changes nothing about the commit."""
         try:
-            self.collect()
+            self.collect(wait_ms=wait_ms)
         except Exception as error:
             self._not_collected(error)
 

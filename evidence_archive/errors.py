@@ -18,6 +18,7 @@
     │  └ MessageShapeError
     ├ StoreError                                    the operator
     │  ├ StoreUnavailableError
+    │  │  └ ObjectNotFoundError
     │  └ StoreBusyError
     │     └ StoreConflictError
     └ RetentionError                                the records officer
@@ -44,6 +45,7 @@ __all__ = [
     "MessageShapeError",
     "MisuseError",
     "NotAvailableError",
+    "ObjectNotFoundError",
     "PolicyError",
     "RejectedTarget",
     "RetentionError",
@@ -229,6 +231,12 @@ class StoreUnavailableError(StoreError):
     """The store cannot be reached, read or written."""
 
     exit_code = 51
+
+
+class ObjectNotFoundError(StoreUnavailableError):
+    """An object of one original is not in the object store at hand; others may be."""
+
+    exit_code = 54
 
 
 class StoreBusyError(StoreError):

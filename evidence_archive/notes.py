@@ -538,7 +538,13 @@ def card_text(differences: Sequence[tuple[str | None, str | None]]) -> str:
 
 
 def search_text(
-    hits: Sequence[tuple[str, int, str, str]], *, searched: int, left_out: int, before: str | None, is_cut: bool
+    hits: Sequence[tuple[str, int, str, str]],
+    *,
+    searched: int,
+    left_out: int,
+    before: str | None,
+    is_cut: bool,
+    absent: int = 0,
 ) -> str:
     """The answer to a search: a line for each hit, with the lines quoted.
 
@@ -547,11 +553,13 @@ def search_text(
         searched, left_out: how many originals were looked through, and how many were not.
         before: where a search through these begins.
         is_cut: whether more lines were found.
+        absent: how many originals are not at hand.
     """
     further = f'; search with before "{before}" for these' if before else ""
     more = f", {left_out} more were left out: they are older or too large{further}" if left_out else ""
+    away = f", {absent} more are not at hand now" if absent else ""
     cut = "the first of more hits, " if is_cut else ""
-    head = f"[search | {cut}{len(hits)} hits in {searched} archived originals{more}]"
+    head = f"[search | {cut}{len(hits)} hits in {searched} archived originals{more}{away}]"
     lines = [
         f"{result_id}#L{line} ({clean_name(tool)})\n> {_in_line(excerpt, 400, _UNFIT_IN_SENTENCE)}"
         for result_id, line, tool, excerpt in hits

@@ -8,12 +8,12 @@ give two IDs.
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import fields, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from evidence_archive import notes
 from evidence_archive.dialects import Dialect
@@ -61,6 +61,8 @@ KEPT = frozenset({"span", "artifact"})
 
 _ESTIMATED = "e"
 """Ends the stored rendering of a note whose tokens are an estimate: another process may count in another way."""
+
+T = TypeVar("T")
 
 _VALUES = attrgetter(*(field.name for field in fields(ResultRow)))
 
@@ -111,6 +113,41 @@ class Records:
         self.suspended_until_ms = 0
         self._unwritten: str | None = None
         self._shredded: str | None = None
+        self._view_ends_ms: int | None = None
+        """When the view that is made has waited long enough for the store; ``None`` while none is made."""
+
+    @contextmanager
+    def viewing(self) -> Iterator[None]:
+        """Meanwhile a view is made: all of it together waits for the store no longer than ``view_wait_ms_max``."""
+        before = self._view_ends_ms
+        self._view_ends_ms = self.clock.monotonic_ms() + self.limits.view_wait_ms_max
+        try:
+            yield
+        finally:
+            self._view_ends_ms = before
+
+    @property
+    def wait_ms(self) -> int:
+        """How long a lock of the store may be waited for, in milliseconds, as things are.
+
+        As long as a write may wait; while a view is made, what is left of its time. A store that answers is waited
+        for a moment at least: a commit that has much to seal is not refused because the lock was taken just then.
+        """
+        if self._view_ends_ms is None:
+            return self.vault.store_wait_ms
+        least_ms = 1 if self.failures else min(RECORD_WAIT_MS, self.limits.view_wait_ms_max)
+        return max(self._view_ends_ms - self.clock.monotonic_ms(), least_ms)
+
+    def transact(self, body: Callable[[Writer], T], *, audited: bool = True) -> T:
+        """What the body returns, once its transaction is committed; a lock is waited for as :attr:`wait_ms` says.
+
+        Args:
+            body, audited: as for :meth:`evidence_archive.vault.Vault.transact`.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
+        return self.vault.transact(body, audited=audited, wait_ms=self.wait_ms)
 
     def match(self) -> list[Place]:
         """Number the timeline's results from the records; what is returned is unknown."""
@@ -255,7 +292,7 @@ class Records:
         """The newest result ID of the session."""
         return format_result_id(self.row.next_number - 1) if self.row.next_number > 1 else None
 
-    def register(self, unknown: list[Place], wait_ms: int) -> None:
+    def register(self, unknown: list[Place]) -> None:
         """Give new results their IDs, looking again under the write lock; nothing new, no write."""
         met = [number for number in self.reserved if number in self.timeline.by_number]
         if not unknown and not met:
@@ -280,7 +317,7 @@ class Records:
             writer.update_session(row)
             return row, new, completed
 
-        row, new, completed = self.vault.transact(given, audited=False, wait_ms=wait_ms)
+        row, new, completed = self.transact(given, audited=False)
         for place, record in zip(unknown, new, strict=True):
             self.timeline.give(place, record.number)
         self.timeline.settle()
@@ -525,7 +562,7 @@ class Records:
     def record(self, leaf: Callable[[int], bytes], call: ToolCall | None, text: str, own: str) -> None:
         """Commit an audit entry and what our answer looks like, so that it is known as ours in any process."""
         # A store that just failed is not waited for once more.
-        wait_ms = RECORD_WAIT_MS if self.failures else self.vault.store_wait_ms
+        wait_ms = min(RECORD_WAIT_MS, self.wait_ms) if self.failures else self.wait_ms
 
         def recorded(writer: Writer) -> None:
             if call is not None:

@@ -7,7 +7,7 @@ same error. A live result, whose content the application's messages still hold, 
 takes it from them, and no entry is written.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -282,6 +282,7 @@ class Restoring:
         """Commit the audit entry of a grant; only then may the original be released.
 
         Args:
+            principal, found: who gets what.
             part: which part is released, in the form it is stored, without free text; ``None`` for the whole.
             reason: what was given as the reason, at most ``REASON_CHARS_MAX`` characters; stored sealed.
             also: writes more in the same transaction (the copy that an answer adds to a conversation).
@@ -290,42 +291,58 @@ class Restoring:
             FormatError: the reason is too long, or no text; nothing is released.
             StoreBusyError: the result changed meanwhile; nothing is released.
         """
+        self.all_granted(principal, [(found, part)], reason=reason, also=also)
+
+    def all_granted(
+        self,
+        principal: Principal,
+        wanted: Sequence[tuple[Found, str | None]],
+        *,
+        reason: str | None,
+        also: Also | None = None,
+    ) -> None:
+        """Commit the entries of several grants in one session at once; only then may any of them be released.
+
+        Args:
+            wanted: at least one result of the session, each with the part that is released.
+            principal, reason, also: as for :meth:`granted`.
+
+        Raises:
+            FormatError, StoreBusyError: as there; nothing is released.
+        """
         if reason is not None and not (isinstance(reason, str) and len(reason) <= REASON_CHARS_MAX):
             raise FormatError(f"A reason is None, or a string of at most {REASON_CHARS_MAX:,} characters.")
-        session_id, number = found.session.session_id, found.row.number
+        session_id = wanted[0][0].session.session_id
+
+        def granted(found: Found, part: str | None) -> Callable[[int], bytes]:
+            details = {"result": format_result_id(found.row.number), "part": part}
+            return self._vault.leaf(
+                audit.RESTORE_GRANTED, principal.subject, session_id=session_id, details=details, reason=reason
+            )
 
         def release(writer: Writer) -> None:
-            again = writer.find(session_id, number)
-            held = again if found.origin is found.row else writer.find(session_id, found.origin.number)
-            if again is None or held is None or (again[2], held[2]) != (found.row, found.origin):
-                raise StoreBusyError("The result changed while it was restored: ask again.")
-            session = again[0]
-            session.restores += 1
+            for found, _ in wanted:
+                again = writer.find(session_id, found.row.number)
+                held = again if found.origin is found.row else writer.find(session_id, found.origin.number)
+                if again is None or held is None or (again[2], held[2]) != (found.row, found.origin):
+                    raise StoreBusyError("The result changed while it was restored: ask again.")
+                session = again[0]
+            session.restores += len(wanted)
             if also is None:
                 session.version += 1
             else:
                 also(writer, session)
             writer.update_session(session)
-            details = {"result": format_result_id(number), "part": part}
-            writer.append(
-                [
-                    self._vault.leaf(
-                        audit.RESTORE_GRANTED,
-                        principal.subject,
-                        session_id=session_id,
-                        details=details,
-                        reason=reason,
-                    )
-                ]
-            )
+            writer.append([granted(found, part) for found, part in wanted])
 
         self._vault.transact(release)
-        self._vault.log.info(
-            "evidence_archive.restored",
-            session=session_id,
-            result=format_result_id(number),
-            subject=principal.subject,
-        )
+        for found, _ in wanted:
+            self._vault.log.info(
+                "evidence_archive.restored",
+                session=session_id,
+                result=format_result_id(found.row.number),
+                subject=principal.subject,
+            )
 
     def denied(
         self,

@@ -7,7 +7,7 @@ once the search is in the log, with the query sealed beside it.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from evidence_archive.errors import FormatError
+from evidence_archive.errors import FormatError, ObjectNotFoundError
 from evidence_archive.excerpt import WHOLE
 from evidence_archive.model import format_result_id, parse_result_id, text_of
 from evidence_archive.ports import ResultRow, SessionRow, Writer
@@ -54,6 +54,7 @@ class SearchResult:
         left_out: how many were not, because of the bounds on one search.
         before: where the next search for the same goes on, to look through these; ``None`` where none is left.
         is_cut: whether more lines were found than are told.
+        absent: how many could not be, because an object of theirs is not in the object store.
     """
 
     hits: tuple[Hit, ...]
@@ -61,6 +62,7 @@ class SearchResult:
     left_out: int
     before: str | None = None
     is_cut: bool = False
+    absent: int = 0
 
 
 class Searching:
@@ -94,7 +96,7 @@ class Searching:
         whole, words = query.strip().casefold(), query.casefold().split()
         exact: list[Hit] = []
         loose: list[Hit] = []
-        searched = left_out = used_bytes = 0
+        searched = left_out = absent = used_bytes = 0
         lowest = 0
         restoring = Restoring(self._records.vault)
         for row in self._candidates(below):
@@ -109,9 +111,13 @@ class Searching:
             found = self._found(row)
             if found is None:
                 continue
+            try:
+                content = restoring.opened(self._records.principal, found, WHOLE, self._records.dialect).content
+            except ObjectNotFoundError:  # the others can be searched all the same
+                absent += 1
+                continue
             searched += 1
             used_bytes += row.size_bytes
-            content = restoring.opened(self._records.principal, found, WHOLE, self._records.dialect).content
             text = self._records.dialect.plain_text(content)
             for hit, is_exact in _hits(row, text or "", whole, words):
                 (exact if is_exact else loose).append(hit)
@@ -122,6 +128,7 @@ class Searching:
             left_out,
             format_result_id(lowest) if lowest else None,
             len(hits) > HITS_MAX,
+            absent,
         )
         self._logged(query, result, None if also is None else also(result))
         return result
@@ -149,7 +156,12 @@ class Searching:
     def _logged(self, query: str, result: SearchResult, also: Also | None) -> None:
         records = self._records
         found = list(dict.fromkeys(hit.result_id for hit in result.hits))
-        details = {"results": found, "searched": result.searched, "left_out": result.left_out}
+        details = {
+            "results": found,
+            "searched": result.searched,
+            "left_out": result.left_out,
+            "absent": result.absent,
+        }
         leaf = records.leaf(audit.EVIDENCE_SEARCHED, details=details, reason=query)
 
         def logged(writer: Writer) -> None:

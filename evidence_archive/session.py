@@ -153,14 +153,13 @@ class Session:
             MisuseError: the archive was closed, or opened in another process.
         """
         self._records.vault.usable()
-        with self._lock:
+        with self._lock, self._records.viewing():
             self._records.vault.usable()
             self._requests += 1
             self._answering.restores_this_turn = 0
             self._records.timeline.advance(messages)
-            began_ms = self._records.clock.monotonic_ms()
             try:
-                self._records.refresh(self._records.limits.view_wait_ms_max)
+                self._records.refresh(self._records.wait_ms)
                 unknown = self._records.match()
             except (StoreError, IntegrityError, KeyringError) as error:
                 self._records.trouble(error)
@@ -169,7 +168,7 @@ class Session:
                 return self._fitted(self._outage_view(), outage=True)
             self._outage = False
             try:
-                self._records.register(unknown, self._left_ms(began_ms))
+                self._records.register(unknown)
                 self._records.failures = 0
             except (StoreError, KeyringError) as error:
                 # What is archived was read, so its notes hold; only what is new has to do without a label.
@@ -182,15 +181,9 @@ class Session:
                 return self._fitted(self._outage_view(), outage=True)
             self._report()
             self._observing.look()
-            return self._fitted(self._rendered_view(), is_cache_cold=is_cache_cold, wait_ms=self._left_ms(began_ms))
+            return self._fitted(self._rendered_view(), is_cache_cold=is_cache_cold)
 
-    def _left_ms(self, began_ms: int) -> int:
-        """How long a view that began then may still wait for the store; at least for as long as one try takes."""
-        return max(self._records.limits.view_wait_ms_max - (self._records.clock.monotonic_ms() - began_ms), 1)
-
-    def _fitted(
-        self, view: list[Any], *, outage: bool = False, is_cache_cold: bool = False, wait_ms: int = 1
-    ) -> list[Any]:
+    def _fitted(self, view: list[Any], *, outage: bool = False, is_cache_cold: bool = False) -> list[Any]:
         """What of a view goes to the model: all of it, unless the policy has a window."""
         if self._windowing is not None:
             view = self._windowing.shown(view, self._rendered_view, outage=outage, is_cache_cold=is_cache_cold)
@@ -198,7 +191,7 @@ class Session:
         if self._is_traced and outage:
             self._tracing.missed()
         elif self._is_traced:
-            self._tracing.sent(self._shown, self._rendered, tokens=self._window_tokens(), wait_ms=wait_ms)
+            self._tracing.sent(self._shown, self._rendered, tokens=self._window_tokens())
         return self._shown[:]
 
     def _report(self) -> None:
@@ -307,7 +300,7 @@ class Session:
         self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
-            self._records.refresh(self._records.vault.store_wait_ms)
+            self._records.refresh(self._records.wait_ms)
             live = self._in_view(result_id, selector)
             if live is not None:
                 return live
@@ -402,7 +395,7 @@ class Session:
         self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
-            self._records.refresh(self._records.vault.store_wait_ms)
+            self._records.refresh(self._records.wait_ms)
             if isinstance(target, str):
                 number = parse_result_id(target)
                 if number not in self._records.rows:
@@ -451,7 +444,7 @@ class Session:
         self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
-            self._records.refresh(self._records.vault.store_wait_ms)
+            self._records.refresh(self._records.wait_ms)
             try:
                 return self._searching.search(query, before)
             except IntegrityError:
@@ -489,7 +482,7 @@ class Session:
         self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
-            self._records.refresh(self._records.vault.store_wait_ms)
+            self._records.refresh(self._records.wait_ms)
             try:
                 return read()
             except IntegrityError:
@@ -536,7 +529,7 @@ class Session:
         self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
-            self._records.refresh(self._records.vault.store_wait_ms)
+            self._records.refresh(self._records.wait_ms)
             return [self._info(row) for row in self._told()]
 
     def _told(self) -> list[ResultRow]:

@@ -100,14 +100,13 @@ class Tracing:
         """A request was sent while the store was away; the next entry tells."""
         self._count += 1
 
-    def sent(self, view: Sequence[Any], rendered: Sequence[Any], *, tokens: int, wait_ms: int) -> None:
+    def sent(self, view: Sequence[Any], rendered: Sequence[Any], *, tokens: int) -> None:
         """Put down what was sent. Where that fails it is logged, and the next entry tells that this one is missing.
 
         Args:
             view: what was sent.
             rendered: the whole list it was taken from, by which results in it are known.
             tokens: of the view.
-            wait_ms: bound on waiting for a lock, in milliseconds.
         """
         self._count += 1
         records, generation = self._records, self._records.keys.generation
@@ -122,7 +121,7 @@ class Tracing:
                     raise ShreddedError("An original was shredded while a request was written down: it was left out.")
                 return self._entry(known, lines, tokens), None
 
-            new, _ = self._books.post(TRACE_BOOK, decide, wait_ms=wait_ms)
+            new, _ = self._books.post(TRACE_BOOK, decide)
             self._last, self._version = (_mark(new[0]), lines), records.row.version
         except EvidenceArchiveError as error:
             records.trouble(error)

@@ -175,11 +175,11 @@ def batch_of(*pairs: tuple[str, str]) -> str:
 def registered_without_looking_again_under_the_lock(patch: pytest.MonkeyPatch) -> None:
     """Break the core: two processes that meet a result at once give it two IDs."""
 
-    def naive(self: Records, unknown: list[Place], wait_ms: int) -> None:
+    def naive(self: Records, unknown: list[Place]) -> None:
         if not unknown:
             return
         new = []
-        with self.vault.store.writing(wait_ms, audited=False) as writer:
+        with self.vault.store.writing(self.wait_ms, audited=False) as writer:
             row = self.session_under_lock(writer)
             row.version += 1
             for place in unknown:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
-from doubles import patient
+from doubles import AWAY, UNANSWERED, UNCOMMITTED, Characters, opened, patient, policy_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evidence_archive import Archive, Principal
 from evidence_archive import books as module
 from evidence_archive.books import POSTING_BYTES_MAX, Books, Posting, open_posting, posting_key
-from evidence_archive.errors import FormatError, SealBrokenError, ShreddedError
+from evidence_archive.errors import FormatError, SealBrokenError, ShreddedError, StoreUnavailableError
 from evidence_archive.store.sql import SqlReader
 
 KEEPER = Principal(org="north-clinic", subject="records", roles={"custodian"})
@@ -337,3 +337,76 @@ def test_any_json_comes_back_equal(content: dict[str, Any]):
     key = posting_key(b"k" * 32)
     closed = module.close_posting(vault, key, scope_id=b"s" * 16, book=BOOK, seq=7, content=content)
     assert open_posting(vault, key, PostingRow(b"s" * 16, BOOK, 7, closed, 0)) == content
+
+
+# --- commits whose end was not told -----------------------------------------------------------------------------
+
+
+def told_and_there(desk: Desk, owner: Principal, fault: str) -> tuple[str, list[Any], tuple[Any, ...]]:
+    """What somebody who tries once more after an error is told first, what stands in the book then, and findings."""
+    with opened(desk, policy=policy_of(), counter=Characters()) as archive:
+        books = books_of(archive, owner)
+        put(books, {"a": 1})
+        told = "done"
+        if fault == UNCOMMITTED:
+            archive.flaky.plan.error("store.commit.before", times=1)
+        elif fault == UNANSWERED:
+            archive.flaky.plan.error("store.commit.after", times=1)
+        else:  # and it stays away, so that nobody can look
+            archive.flaky.plan.outage("store.commit.after")
+        try:
+            put(books, {"a": 2})
+        except StoreUnavailableError as error:
+            told = str(error)
+            archive.flaky.plan.clear()
+            if "not known" not in told:
+                put(books, {"a": 2})
+        there = contents(books)
+        assert contents(books_of(archive, owner)) == there
+        return told, there, archive.custody(KEEPER).verify("full").findings
+
+
+def test_a_commit_that_was_reported_as_failed_is_looked_up_and_told_as_it_is(desk: Desk, owner: Principal):
+    told, there, findings = told_and_there(desk, owner, UNANSWERED)
+    assert (told, there, findings) == ("done", [{"a": 1}, {"a": 2}], ())
+
+
+def test_a_commit_that_failed_is_told_as_failed(desk: Desk, owner: Principal):
+    told, there, findings = told_and_there(desk, owner, UNCOMMITTED)
+    assert (told != "done", "not known" in told, there, findings) == (True, False, [{"a": 1}, {"a": 2}], ())
+
+
+def test_a_commit_that_nobody_can_look_up_is_told_as_unknown(desk: Desk, owner: Principal):
+    told, there, findings = told_and_there(desk, owner, AWAY)
+    assert "It is not known whether this was put down" in told
+    assert (there, findings) == ([{"a": 1}, {"a": 2}], ())
+
+
+def test_a_looked_up_commit_overtakes_nothing_that_others_did_meanwhile(desk: Desk, owner: Principal):
+    with opened(desk, policy=policy_of(), counter=Characters()) as archive, desk.open(policy=patient()) as elsewhere:
+        session, other, talk = archive.session("case", owner), elsewhere.session("case", owner), Conversation()
+        books = Books(session._records)
+        session.view(talk.messages)
+        talk.tool("a made-up result")
+
+        def faster() -> None:
+            other.view(talk.messages)
+            put(Books(other._records), {"b": 1})
+            raise StoreUnavailableError("The connection broke.")
+
+        archive.flaky.plan.run("store.commit.after", faster)
+        put(books, {"a": 1})
+        assert contents(books) == [{"a": 1}, {"b": 1}]
+        assert set(session._records.rows) == {1}
+        session.view(talk.messages)
+        assert archive.custody(KEEPER).verify("full").findings == ()
+
+
+def test_must_fail_control_books_that_are_not_looked_up_are_written_twice(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    def naive(self: Books, last: Any, error: Exception) -> Any:
+        raise error
+
+    monkeypatch.setattr(Books, "_settled", naive)
+    assert told_and_there(sqlite_desk, owner, UNANSWERED)[1] == [{"a": 1}, {"a": 2}, {"a": 2}]

@@ -27,8 +27,15 @@ from evidence_archive import (
     SealBrokenError,
 )
 from evidence_archive.envelopes import INTENT_SECONDS, Envelopes
-from evidence_archive.errors import StoreError, StoreUnavailableError, UnsupportedVersionError
+from evidence_archive.errors import (
+    CheckFailedError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+    UnsupportedVersionError,
+)
 from evidence_archive.keys import open_provider
+from evidence_archive.ledger.checks import quotes
 from evidence_archive.model import Encoded
 from evidence_archive.ports import OBJECT_BYTES_MAX
 from evidence_archive.sealing.envelope import Slot, envelope_bytes, open_original, open_pieces, seal_pieces
@@ -103,6 +110,13 @@ class Bench:
         wanted = "state <> 'used' ORDER BY size_bytes, created_at_us"
         found = self.desk.execute(f"SELECT state, size_bytes FROM objects WHERE {wanted}")
         return [(state, size) for state, size in found]
+
+    def is_of(self, key: str, number: int) -> bool:
+        """Whether an object is of the original of a result."""
+        found = self.desk.execute(
+            "SELECT o.key FROM objects o JOIN results r ON r.original_id = o.original_id WHERE r.number = ?", number
+        )
+        return any(key.startswith(one) for (one,) in found)
 
     def contents(self, archive: Archive) -> list[Any]:
         return [archive.restore("case", f"r{n}", principal=OWNER).content for n in (1, 2, 3)]
@@ -382,6 +396,40 @@ def test_an_object_that_is_not_there_is_the_operators_move_and_suspends_nothing(
     assert bench.session.stats().suspended is None
     bench.objects.held = taken
     assert bench.session.restore("r1").content == LARGE
+
+
+def test_one_object_that_is_not_there_stops_no_search_and_no_reconciliation_of_the_others(bench: Bench) -> None:
+    bench.session.archive(ALL)
+    ledger = bench.session.ledger
+    ledger.post("the log is long", ["r1#L1"], quotes("timed out"), key=True)
+    ledger.post("the small one", ["r2"], quotes(SMALL), key=True)
+    of_the_log = [key for key in bench.objects.held if bench.is_of(key, 1)]
+    taken = {key: bench.objects.held.pop(key) for key in of_the_log}
+    with pytest.raises(ObjectNotFoundError, match="objects="):
+        bench.session.restore("r1")
+    found = bench.session.search("a small result")
+    assert ({hit.result_id for hit in found.hits}, found.absent) == ({"r2"}, 1)
+    entry = bench.archive.audit(principal=OWNER).entries[-1]
+    assert (entry.event, entry.details["absent"]) == ("evidence.searched", 1)
+    (wrong,) = ledger.reconcile().disagreements
+    assert (wrong.fact_id, wrong.why) == ("f1", "r1#L1 is not at hand: an object of it is not in this object store.")
+    with pytest.raises(CheckFailedError, match="f1 first"):
+        ledger.close()
+    assert bench.session.stats().suspended is None
+    bench.objects.held |= taken
+    assert bench.session.search("a small result").absent == 0
+    assert ledger.reconcile().agrees
+    assert ledger.close().facts == ("f1", "f2")
+
+
+def test_a_product_whose_object_is_gone_is_kept_anew_when_it_is_cited_again(bench: Bench) -> None:
+    ledger = bench.session.ledger
+    first = ledger.post("the log", ["r1#L1"], quotes("timed out"))
+    assert ledger.post("the log", ["r1#L2"], quotes("timed out")).sources[0].result_id == first.sources[0].result_id
+    bench.objects.held.clear()
+    again = ledger.post("the log", ["r1#L1"], quotes("timed out"))
+    assert again.sources[0].result_id != first.sources[0].result_id
+    assert [one.fact_id for one in ledger.reconcile(strong=True).disagreements] == ["f1", "f2"]
 
 
 def test_without_an_object_store_what_lies_there_is_the_operators_move_too(bench: Bench) -> None:
@@ -734,8 +782,8 @@ def test_a_batch_whose_intents_were_collected_after_they_were_read_back_is_not_c
 ) -> None:
     put, other = Envelopes.put, bench.opened()
 
-    def late(self: Envelopes, outsides: Any) -> None:
-        put(self, outsides)
+    def late(self: Envelopes, outsides: Any, *, wait_ms: int) -> None:
+        put(self, outsides, wait_ms=wait_ms)
         lapse(bench)
         other.collect(principal=OWNER)
 

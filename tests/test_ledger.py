@@ -4,13 +4,14 @@ import json
 import random
 import sys
 import time
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
-from doubles import Characters, policy_of
+from doubles import UNAUDITED, Characters, policy_of
 from doubles import opened as flaky
 from test_books import loosened
 
@@ -22,6 +23,7 @@ from evidence_archive.errors import (
     NotAvailableError,
     SealBrokenError,
     ShreddedError,
+    StoreError,
 )
 from evidence_archive.ledger import sources
 from evidence_archive.ledger.checks import (
@@ -266,13 +268,134 @@ def test_a_fact_that_is_posted_at_once_needs_its_check_and_leaves_nothing_withou
         assert ledger.books() == books
 
 
-def test_a_fact_and_a_closing_are_one_commit_each(sqlite_desk: Desk, owner: Principal):
+def test_a_fact_is_one_commit_behind_that_of_what_its_check_read_and_a_closing_is_one(
+    sqlite_desk: Desk, owner: Principal
+):
     with flaky(sqlite_desk, policy=policy_of(), counter=Characters()) as archive:
         ledger = filled(archive, owner).ledger
-        for act in (lambda: ledger.post("a fact", ["r1#L4"], quotes("ms"), key=True), ledger.close):
+        for act, commits in (
+            (lambda: ledger.post("a fact", ["r1#L4", "r1#L5"], quotes("ms"), key=True), 2),
+            (ledger.close, 1),
+        ):
             before = archive.flaky.writes
             act()
-            assert archive.flaky.writes == before + 1
+            assert archive.flaky.writes == before + commits
+
+
+def granted_in(archive: Archive, owner: Principal) -> list[Any]:
+    entries = archive.audit(principal=owner).entries
+    return [one.details for one in entries if one.event == "restore.granted"]
+
+
+def what_a_check_saw_that_the_log_did_not_tell(desk: Desk, owner: Principal) -> list[Sequence[bytes]]:
+    """The parts that checks got: one that passes, one that does not, and one while nothing can be logged."""
+    with flaky(desk, policy=policy_of(), counter=Characters()) as archive:
+        session = filled(archive, owner)
+        claim = session.ledger.claim("line 40 took 120 ms", ["r1#L40"])
+        seen: list[Sequence[bytes]] = []
+        untold: list[Sequence[bytes]] = []
+
+        def check(parts: Sequence[bytes]) -> Outcome:
+            seen.append(parts)
+            if len(granted_in(archive, owner)) != len(seen):
+                untold.append(parts)
+            return quotes("120 ms")(parts) if len(seen) == 1 else quotes("none")(parts)
+
+        session.ledger.verify(claim, check)
+        with pytest.raises(CheckFailedError):
+            session.ledger.post("line 40", ["r1#L40"], check)
+        archive.flaky.fault = UNAUDITED
+        for act in (lambda: session.ledger.verify(claim, check), lambda: session.ledger.post("x", ["r1"], check)):
+            with pytest.raises((StoreError, CheckFailedError)):
+                act()
+        archive.flaky.fault = None
+        assert untold or len(seen) == 2
+        assert untold or granted_in(archive, owner) == [{"result": "r1", "part": "lines"}] * 2
+        assert session.stats().restores == len(granted_in(archive, owner))
+        return untold
+
+
+def test_a_check_of_the_host_gets_nothing_before_the_log_says_so(desk: Desk, owner: Principal):
+    assert what_a_check_saw_that_the_log_did_not_tell(desk, owner) == []
+
+
+def test_must_fail_control_a_check_that_is_asked_first_sees_what_the_log_does_not_tell(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Ledger, "_granted", lambda *given: None)
+    assert what_a_check_saw_that_the_log_did_not_tell(sqlite_desk, owner) != []
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda ledger: ledger.post("x", ["r1"], "quotes"),
+        lambda ledger: ledger.post("x", ["r1"], quotes("ms"), key="no"),
+        lambda ledger: ledger.post("x", ["r1"], quotes("ms"), supersedes=["f1"]),
+        lambda ledger: ledger.verify(ledger.books().claims["c1"], quotes("ms"), key=1),
+        lambda ledger: ledger.verify(ledger.books().claims["c1"], None),
+        lambda ledger: ledger.claim("x", ["r1"], session="case"),
+        lambda ledger: ledger.claim(b"x", ["r1"]),
+        lambda ledger: ledger.take_back(["f1"]),
+        lambda ledger: ledger.audit({"f1"}),
+        lambda ledger: ledger.opening(["p1"]),
+        lambda ledger: ledger.close(window_to=10**30),
+        lambda ledger: ledger.close(window_from="1"),
+    ],
+)
+def test_what_is_of_another_type_is_refused_in_a_sentence_and_leaves_no_entry(
+    sqlite_desk: Desk, owner: Principal, act: Any
+):
+    with opened(sqlite_desk) as archive:
+        ledger = filled(archive, owner).ledger
+        ledger.post("line 40", ["r1#L40"], quotes("ms"))
+        before = ledger.books(), archive.audit(principal=owner).size
+        with pytest.raises(FormatError):
+            act(ledger)
+        assert (ledger.books(), archive.audit(principal=owner).size) == before
+
+
+def test_the_shred_of_an_original_names_what_else_holds_the_same_content(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        talk.tool(LOG)
+        talk.say()
+        session.view(talk.messages)
+        fact = posted(session)
+        session.ledger.store("out/other.txt", LOG + " ")
+        session.archive([("r1", "a note")])
+        custody = archive.custody(KEEPER)
+        kept_as = fact.sources[0].result_id
+        assert custody.shred(session_id="case", result_id="r1").same_content == (kept_as,)
+        assert session.ledger.audit("f1")[0].part == b"line 40: took 120 ms\r\n"
+        assert custody.shred(session_id="case", result_id=kept_as).same_content == ()
+        with pytest.raises(ShreddedError):
+            session.ledger.audit("f1")
+        assert {one.same_content for one in custody.shreds()} == {()}
+
+
+def test_products_save_no_tokens_of_a_context(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        saved = session.stats().tokens_saved
+        session.ledger.store("out/log.txt", LOG)
+        session.ledger.post("the price", ["r2#/items/1/price"], number_is(24.87))
+        assert session.stats().tokens_saved == saved > 0
+        assert archive.custody(KEEPER).verify("full").findings == ()
+
+
+def test_a_post_whose_commit_was_reported_as_failed_is_told_as_posted(desk: Desk, owner: Principal):
+    with flaky(desk, policy=policy_of(), counter=Characters()) as archive:
+        ledger = filled(archive, owner).ledger
+        claim = ledger.claim("line 40", ["r1#L40"])
+        for act in (lambda: ledger.close(), lambda: ledger.claim("line 41", ["r1#L41"])):
+            archive.flaky.plan.error("store.commit.after", times=1)
+            act()
+        archive.flaky.plan.error("store.commit.after", nth=2, times=1)  # behind that of what the check read
+        fact = ledger.verify(claim, quotes("ms"))
+        books = ledger.books()
+        assert (list(books.facts.values()), len(books.claims), len(books.periods)) == ([fact], 2, 1)
+        assert archive.custody(KEEPER).verify("full").findings == ()
 
 
 def test_a_fact_that_is_audited_gives_the_cited_bytes_and_both_digests_and_is_in_the_log(
@@ -286,8 +409,7 @@ def test_a_fact_that_is_audited_gives_the_cited_bytes_and_both_digests_and_is_in
         assert (cited.part, cited.agrees) == (b"line 40: took 120 ms\r\n", True)
         assert cited.now.original_sha256 == sha256(LOG.encode()).hexdigest()
         assert session.ledger.audit("f2")[0].part == b"24.87"
-        granted = [one for one in archive.audit(principal=owner).entries if one.event == "restore.granted"]
-        assert len(granted) == 2
+        assert [one["part"] for one in granted_in(archive, owner)] == ["lines", "pointer", "lines", "pointer"]
         with pytest.raises(FormatError):
             session.ledger.audit("f3")
         archive.custody(KEEPER).shred(session_id="case", result_id="r1")
@@ -378,7 +500,7 @@ def test_4_an_original_that_was_changed_is_reported_by_the_next_reconcile(desk: 
         desk.execute("UPDATE originals SET envelope = ? WHERE original_id = ?", changed, original_id)
         report = session.ledger.reconcile()
         assert [one.fact_id for one in report.disagreements] == ["f1"]
-        with pytest.raises(CheckFailedError, match="1 key facts do not agree"):
+        with pytest.raises(CheckFailedError, match="do not agree \\(1, f1 first\\)"):
             session.ledger.close()
 
 

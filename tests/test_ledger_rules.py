@@ -16,7 +16,7 @@ from test_books import loosened
 from evidence_archive import Archive, Principal
 from evidence_archive.books import Books
 from evidence_archive.errors import CheckFailedError, MisuseError, SealBrokenError, StoreUnavailableError
-from evidence_archive.ledger import keeping
+from evidence_archive.ledger import keeping, observing
 from evidence_archive.ledger import rules as rules_module
 from evidence_archive.ledger.entries import Outcome, added_up
 from evidence_archive.ledger.rules import Finding, Rule, arguments_of, artifact_name, written_file
@@ -68,7 +68,7 @@ def test_what_a_tool_wrote_is_on_the_books_without_the_models_doing(
         digest = sha256(TEXT.encode()).hexdigest()
         assert fact.text == "write_file wrote out/avg.csv, 21 bytes"
         assert fact.outcome == Outcome(
-            "written_file", f"read back and equal to what was to be written: 21 bytes, sha256 {digest}"
+            "written_file write_file", f"read back and equal to what was to be written: 21 bytes, sha256 {digest}"
         )
         assert [(one.reference, one.sha256) for one in fact.sources] == [("artifact:out/avg.csv", digest)]
         assert (books.artifacts["out/avg.csv"].sha256, books.claims["c1"].by) == (digest, "host")
@@ -117,6 +117,90 @@ def test_each_of_several_facts_on_a_product_is_superseded_by_one_on_the_next(
             wrote(talk, "a", text)
             session.view(talk.messages)
         assert [fact.text for fact in session.ledger.books().current()] == ["write_file wrote a, 3 bytes"] * 2
+
+
+def test_files_of_two_folders_with_one_name_are_two_products(sqlite_desk: Desk, owner: Principal, root: Path):
+    """Also where their artifacts have one name: what one tool wrote does not supersede what another one wrote."""
+    for below in ("", "drafts"):
+        folders = [root / f"first{below}", root / f"second{below}"]
+        for folder in folders:
+            folder.mkdir()
+        first = written_file(tool="write_file", root=folders[0], named_below="reports/")
+        second = written_file(tool="draft_file", root=folders[1], named_below=below or "reports")
+        with opened(sqlite_desk) as archive:
+            session = archive.session(f"case {below}", owner, rules=[first, second])
+            talk = Conversation()
+            for folder, tool in zip(folders, ("write_file", "draft_file"), strict=True):
+                (folder / "a").write_text(tool)
+                call = talk.call(tool, json.dumps({"path": "a", "content": tool}))
+                talk.messages.append({"role": "tool", "tool_call_id": call["id"], "content": "ok"})
+                session.view(talk.messages)
+            books = session.ledger.books()
+            assert [fact.text for fact in books.current()] == [
+                "write_file wrote reports/a, 10 bytes",
+                f"draft_file wrote {below or 'reports'}/a, 10 bytes",
+            ]
+            assert set(books.artifacts) == {"reports/a", f"{below or 'reports'}/a"}
+
+
+def two_writes_of_which_the_older_comes_late(desk: Desk, owner: Principal, root: Path) -> tuple[Any, Any]:
+    """A session, and another process that looked at a newer result of the same file meanwhile."""
+    with opened(desk) as one, opened(desk) as two:
+        talk = Conversation()
+        (root / "a").write_text("old")
+        wrote(talk, "a", "old")
+        newer = two.session("case", owner, rules=[written_file(tool="write_file", root=root)])
+
+        def rule(call: ToolCall, result: Any) -> Finding | None:
+            found = written_file(tool="write_file", root=root)(call, result)
+            (root / "a").write_text("newer")
+            newer._observing._done.add(1)  # the older result is this process's affair
+            wrote(talk, "a", "newer")
+            newer.view(talk.messages)
+            return found
+
+        older = one.session("case", owner, rules=[rule])
+        older.view(talk.messages[:])
+        return older.ledger.books(), older.ledger.reconcile(strong=True)
+
+
+def test_a_slow_process_does_not_supersede_a_newer_product(desk: Desk, owner: Principal, root: Path):
+    books, report = two_writes_of_which_the_older_comes_late(desk, owner, root)
+    assert [(fact.text, fact.observed_in) for fact in books.facts.values()] == [("write_file wrote a, 5 bytes", "r2")]
+    assert dict(books.looked_at) == {
+        "r2": (),
+        "r1": ("artifact:a is on the books as r2 left it, which is newer.",),
+    }
+    assert books.artifacts["a"].size_bytes == 5
+    assert report.agrees
+
+
+def test_must_fail_control_facts_that_do_not_tell_what_they_came_from_are_superseded_by_older_ones(
+    sqlite_desk: Desk, owner: Principal, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(observing, "_number", lambda result_id: 0)
+    books, _ = two_writes_of_which_the_older_comes_late(sqlite_desk, owner, root)
+    assert [fact.text for fact in books.current()] == ["write_file wrote a, 3 bytes"]
+
+
+def test_a_product_that_was_written_again_stands_on_no_original_that_was_changed(
+    desk: Desk, owner: Principal, root: Path
+):
+    with opened(desk) as archive:
+        session = archive.session("case", owner, rules=[written_file(tool="write_file", root=root)])
+        talk = Conversation()
+        (root / "a").write_text(TEXT)
+        wrote(talk, "a")
+        session.view(talk.messages)
+        wrote(talk, "a")
+        session.view(talk.messages)
+        first, second = session.ledger.books().facts.values()
+        assert first.sources == second.sources  # nothing is kept twice
+        desk.execute("UPDATE originals SET envelope = x'00'")
+        wrote(talk, "a")
+        session.view(talk.messages)
+        assert len(session.ledger.books().facts) == 2
+        assert session.stats().suspended == "integrity"
 
 
 def test_a_product_of_a_result_of_several_tools_is_not_kept_under_the_rules_of_one(

@@ -53,6 +53,7 @@ PUBLIC = [
     "MessageShapeError",
     "MisuseError",
     "NotAvailableError",
+    "ObjectNotFoundError",
     "ObjectStore",
     "Policy",
     "PolicyError",

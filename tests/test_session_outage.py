@@ -1,20 +1,29 @@
 """When the store is away or was changed: originals stay in view, nothing is lost, nothing is claimed."""
 
 import sqlite3
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
-from doubles import AWAY, UNAUDITED, UNWRITABLE, batch_of, opened, policy_of
+from conftest import Conversation, Desk
+from doubles import AWAY, UNAUDITED, UNWRITABLE, Characters, batch_of, opened, policy_of
 
 from evidence_archive import (
     BatchRejectedError,
     KeyNotFoundError,
     NotAvailableError,
+    Principal,
     SealBrokenError,
     StoreBusyError,
     StoreUnavailableError,
 )
+from evidence_archive.ledger.entries import Outcome
+from evidence_archive.ledger.rules import Finding
+from evidence_archive.objects.directory import DirectoryObjects
+from evidence_archive.records import Records
 from evidence_archive.store.sqlite import journal_rules
 from evidence_archive.testing import FrozenClock
+from evidence_archive.vault import Vault
 
 LONG = "2026-11-30 worker 7: nothing to report\n" * 40
 LIMITS = {"view_wait_ms_max": 20, "store_wait_ms_max": 20, "store_failures_max": 3, "suspension_seconds": 60}
@@ -358,3 +367,69 @@ def test_a_session_whose_row_was_removed_shows_originals_and_archives_nothing(de
     desk.execute("DELETE FROM sessions")
     assert session.view(talk.messages)[2]["content"] == f"[evidence r1 tag={tag}]\n{LONG}"
     assert reason_of(session, ("r2", "n")) == "suspended"
+
+
+# --- how long a view waits --------------------------------------------------------------------------------------
+
+
+def waits_of_a_view(desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How long each lock may be waited for, in milliseconds, while a view archives, posts, and lets turns leave."""
+    text = "[window]\nwindow_tokens_max = 4000\narchive_tokens_min = 50\n"
+    policy = policy_of(text, view_wait_ms_max=300, store_wait_ms_max=9_000)
+    waits: list[int] = []
+    transact = Vault.transact
+
+    def noted(self: Vault, body: Any, *, audited: bool = True, wait_ms: int | None = None) -> Any:
+        waits.append(self.store_wait_ms if wait_ms is None else wait_ms)
+        return transact(self, body, audited=audited, wait_ms=wait_ms)
+
+    def rule(call: Any, result: Any) -> Finding:
+        return Finding(f"{call.id} is done", Outcome("a rule", "it looked"), f"out/{call.id}", b"a product")
+
+    objects = DirectoryObjects(desk.folder / "objects", create=True)
+    with desk.open(policy=policy, counter=Characters(), objects=objects, inline_size_max=100) as archive:
+        session, talk = archive.session("case", owner, rules=[rule]), Conversation()
+        for at in range(12):
+            talk.tool(f"page {at}: " + "nothing is the matter\n" * 60)
+            talk.say(f"Turn {at}: I have read it. " * 40)
+        monkeypatch.setattr(Vault, "transact", noted)
+        session.view(talk.messages)
+        monkeypatch.setattr(Vault, "transact", transact)
+        assert {"span", "artifact"} <= {row.own for row in session._records.rows.values()}
+        assert session.stats().batches > 1
+    return waits
+
+
+def test_no_commit_of_a_view_waits_longer_than_a_view_may(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    waits = waits_of_a_view(sqlite_desk, owner, monkeypatch)
+    assert len(waits) > 10
+    assert max(waits) <= 300
+
+
+def test_must_fail_control_a_view_that_does_not_say_it_is_one_waits_as_long_as_a_write(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Records, "viewing", lambda self: nullcontext())
+    assert max(waits_of_a_view(sqlite_desk, owner, monkeypatch)) == 9_000
+
+
+def test_what_is_left_of_a_views_time_is_waited_for_and_a_moment_where_the_store_answers(
+    sqlite_desk: Desk, owner: Principal
+):
+    clock = FrozenClock()
+    with sqlite_desk.open(policy=policy_of(view_wait_ms_max=700, store_wait_ms_max=9_000), clock=clock) as archive:
+        records = archive.session("case", owner)._records
+        assert records.wait_ms == 9_000
+        with records.viewing():
+            assert records.wait_ms == 700
+            clock.advance(0.25)
+            with records.viewing():  # a view that a summarizer asks for
+                assert records.wait_ms == 700
+            assert records.wait_ms == 450
+            clock.advance(60)
+            assert records.wait_ms == 100
+            records.failures = 1
+            assert records.wait_ms == 1
+        assert records.wait_ms == 9_000

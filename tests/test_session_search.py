@@ -68,7 +68,7 @@ def test_a_model_gets_lines_it_can_ask_for_and_the_search_is_in_the_log(desk: De
         entry = archive.audit(principal=owner).entries[-1]
         assert (entry.event, entry.details) == (
             "evidence.searched",
-            {"results": ["r1"], "searched": 2, "left_out": 0},
+            {"results": ["r1"], "searched": 2, "left_out": 0, "absent": 0},
         )
         assert entry.sealed_reason is not None
         assert b"checkout" not in desk.stored().lower()

@@ -103,6 +103,7 @@ class Fact:
         supersedes: the fact whose place it took, or ``None``.
         superseded_by: the fact that took its place, or ``None`` while it holds.
         created_at_us: microseconds since 1970-01-01 UTC.
+        observed_in: the result that a rule of the host was looking at when it found this, or ``None``.
     """
 
     id: str
@@ -114,6 +115,7 @@ class Fact:
     supersedes: str | None = None
     superseded_by: str | None = None
     created_at_us: int = 0
+    observed_in: str | None = None
 
     @property
     def is_current(self) -> bool:
@@ -234,6 +236,7 @@ def added_up(entries: Iterable[tuple[Mapping[str, Any], int]], before: Books = N
                         entry["supersedes"],
                         None,
                         at_us,
+                        entry.get("observed_in"),
                     )
                     facts[fact.id] = fact
                     if fact.supersedes is not None:

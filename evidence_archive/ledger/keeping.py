@@ -16,12 +16,22 @@ from evidence_archive.errors import (
     FormatError,
     IntegrityError,
     NotAvailableError,
+    ObjectNotFoundError,
     ShreddedError,
 )
 from evidence_archive.ledger import entries
 from evidence_archive.ledger.checks import Check
 from evidence_archive.ledger.entries import Artifact, Claim, Fact, Outcome, Period, Source, added_up
-from evidence_archive.ledger.sources import BROKEN, NOT_THERE, UNREAD, Lent, Sources, content_of
+from evidence_archive.ledger.sources import (
+    BROKEN,
+    NOT_AT_HAND,
+    NOT_THERE,
+    UNREAD,
+    Lent,
+    Opened,
+    Sources,
+    content_of,
+)
 from evidence_archive.records import Records
 from evidence_archive.references import Reference, parse_reference
 from evidence_archive.restoring import Restoring
@@ -47,6 +57,9 @@ OPENING_TOKENS = 4_000
 
 OUTCOME_CHARS_MAX = 10_000
 """Longest text of an outcome of a check, in characters."""
+
+MESSAGES_MAX = 1_000_000_000
+"""Highest number of a message that a period covers."""
 
 _BOOK = "ledger"
 
@@ -144,7 +157,7 @@ class Ledger:
         records.vault.usable()
         with records.lock:
             records.vault.usable()
-            records.refresh(records.vault.store_wait_ms)
+            records.refresh(records.wait_ms)
             yield
 
     def books(self) -> entries.Books:
@@ -244,7 +257,7 @@ class Ledger:
         before = None if call is None else made(self._books.read(_BOOK))
         if before is not None:
             return before  # whether its sources still resolve or not
-        resolved = tuple(source for source, _ in self._resolved(references, lent))
+        resolved = tuple(one.source for one in self._resolved(references, lent))
         entry = claim_entry(Claim("", text, resolved, by)) | ({} if call is None else {"call": call})
 
         def decide(known: Sequence[Posting]) -> tuple[list[Mapping[str, Any]], tuple[Claim | None, list[Posting]]]:
@@ -262,7 +275,7 @@ class Ledger:
 
         Args:
             claim: from :meth:`claim`.
-            check: gets the exact bytes of every cited part, in order.
+            check: gets the exact bytes of every cited part, in order; that it gets them is in the log before it runs.
             key: whether every reconciliation reads them again.
             supersedes: a current fact that this one corrects; it stays, marked.
 
@@ -273,14 +286,12 @@ class Ledger:
         """
         if not isinstance(claim, Claim):
             raise FormatError("What is verified is a claim, as claim() returned it; books().claims has all of them.")
+        _refuse_unfit(check, key, supersedes)
         with self._at_hand():
-            parts = []
-            for source in claim.sources:
-                now, part = self._sources.read(source)
-                if now != source:
-                    raise CheckFailedError("A source is not what it was when the claim was made; claim it again.")
-                parts.append(part)
-            outcome = _passed(check, parts)
+            cited = [self._sources.opened(source) for source in claim.sources]
+            if [one.source for one in cited] != list(claim.sources):
+                raise CheckFailedError("A source is not what it was when the claim was made; claim it again.")
+            outcome = self._passed(check, cited)
 
             def made(books: entries.Books) -> list[dict[str, Any]]:
                 if books.claims.get(claim.id) != claim:
@@ -299,7 +310,7 @@ class Ledger:
         key: bool = False,
         supersedes: str | None = None,
     ) -> Fact:
-        """Claim and verify in one entry of the log: where the check does not pass, not even a claim is put down.
+        """Claim and verify at once: where the check does not pass, not even a claim is put down.
 
         Args:
             text, sources: as for :meth:`claim`.
@@ -310,9 +321,10 @@ class Ledger:
             StoreError, KeyringError, IntegrityError: nothing was posted.
         """
         references = references_of(text, sources)
+        _refuse_unfit(check, key, supersedes)
         with self._at_hand():
             resolved = self._resolved(references)
-            outcome, cited = _passed(check, [part for _, part in resolved]), tuple(source for source, _ in resolved)
+            outcome, cited = self._passed(check, resolved), tuple(one.source for one in resolved)
 
             def made(books: entries.Books) -> list[dict[str, Any]]:
                 claim = Claim(f"c{len(books.claims) + 1}", text, cited, "host")
@@ -332,7 +344,7 @@ class Ledger:
         with self._at_hand():
 
             def made(books: entries.Books) -> list[dict[str, Any]]:
-                fact = books.facts.get(fact_id)
+                fact = books.facts.get(fact_id) if isinstance(fact_id, str) else None
                 if fact is None or not fact.is_current or fact.supersedes is None:
                     raise FormatError("Only a fact that holds and superseded another one can be taken back.")
                 return [{"kind": "taken_back", "fact_id": fact_id}]
@@ -381,7 +393,7 @@ class Ledger:
         """Why the cited parts, read again, are not what was cited."""
         for source in fact.sources:
             try:
-                if self._sources.read(source)[0] != source:
+                if self._sources.opened(source).source != source:
                     return f"{source.reference} no longer says what was cited."
             except NotAvailableError:
                 # It may be there, and not for who asks: then nothing is known of the fact, and nothing noted.
@@ -389,6 +401,8 @@ class Ledger:
                 return f"{source.reference} {UNREAD if is_there else NOT_THERE}"
             except (ShreddedError, FormatError):
                 return f"{source.reference} {NOT_THERE}"
+            except ObjectNotFoundError:
+                return f"{source.reference} {NOT_AT_HAND}"
             except IntegrityError:
                 return f"{source.reference} {BROKEN}"
         return None
@@ -397,8 +411,8 @@ class Ledger:
         """Settle what holds, at a milestone; the period continues the last one.
 
         Args:
-            window_from, window_to: the messages it covers, from 1. Without them: those of the newest view that no
-                period covers yet, and 0 where there are none.
+            window_from, window_to: the messages it covers, from 1 to ``MESSAGES_MAX``. Without them: those of the
+                newest view that no period covers yet, and 0 where there are none.
 
         Raises:
             CheckFailedError: a key fact does not agree with its sources; nothing was closed.
@@ -406,8 +420,10 @@ class Ledger:
             StoreError, KeyringError, SealBrokenError: nothing was closed.
         """
         for number in (window_from, window_to):
-            if number is not None and (type(number) is not int or number < 0):
-                raise FormatError("The messages of a period are whole numbers, from 1; 0 where it covers none.")
+            if number is not None and (type(number) is not int or not 0 <= number <= MESSAGES_MAX):
+                raise FormatError(
+                    f"The messages of a period are whole numbers from 1 to {MESSAGES_MAX:,}; 0 where it covers none."
+                )
         with self._at_hand():
             report, agreeing = self._compared(strong=False)
             wrong = [one.fact_id for one in report.disagreements if one.is_key]
@@ -419,7 +435,8 @@ class Ledger:
             if wrong:
                 self._post(lambda books: [_reconciled(report)])
                 raise CheckFailedError(
-                    f"The books do not close: {len(wrong)} key facts do not agree, {wrong[0]} first. Supersede them."
+                    f"The books do not close, because key facts do not agree ({len(wrong)}, {wrong[0]} first): "
+                    "reconcile says why; mend it, or supersede them."
                 )
             seen = len(self._records.timeline.messages)
 
@@ -456,7 +473,8 @@ class Ledger:
             books = self._all()
             if period_id is None and not books.periods:
                 return []
-            period = books.periods.get(period_id or f"p{len(books.periods)}")
+            named = f"p{len(books.periods)}" if period_id is None else period_id
+            period = books.periods.get(named) if isinstance(named, str) else None
             if period is None:
                 raise FormatError("There is no such period.")
             lines = [fact.line for fact in entries.in_balance(books.facts[one] for one in period.facts)]
@@ -491,18 +509,31 @@ class Ledger:
             StoreError, KeyringError: store or keys are not at hand; nothing was released.
         """
         with self._at_hand():
-            fact = self._all().facts.get(fact_id)
+            fact = self._all().facts.get(fact_id) if isinstance(fact_id, str) else None
             if fact is None:
                 raise FormatError("There is no such fact.")
-            cited = []
-            for source in fact.sources:
-                found, now, part = self._sources.opened(source)
-                kind = parse_reference(source.reference).selector.kind
-                Restoring(self._records.vault).granted(
-                    self._records.principal, found, part=kind, reason=f"audit of {fact_id}"
-                )
-                cited.append(Cited(source, now, part))
-            return tuple(cited)
+            now = [self._sources.opened(source) for source in fact.sources]
+            self._granted(now, f"audit of {fact_id}")
+            return tuple(Cited(source, one.source, one.part) for source, one in zip(fact.sources, now, strict=True))
+
+    def _granted(self, cited: Sequence[Opened], reason: str) -> None:
+        """Commit that these parts are released: without it they are not."""
+        wanted = [(one.found, parse_reference(one.source.reference).selector.kind) for one in cited]
+        Restoring(self._records.vault).all_granted(self._records.principal, wanted, reason=reason)
+
+    def _passed(self, check: Check, cited: Sequence[Opened]) -> Outcome:
+        """What a check of the host found in the cited parts; it gets them once the log says so.
+
+        Raises:
+            CheckFailedError: it did not pass.
+        """
+        self._granted(cited, "check of a fact")
+        outcome = check([one.part for one in cited])
+        if not is_plain(outcome):
+            raise CheckFailedError(
+                "A check says what it compared, as an Outcome of two texts, or raises CheckFailedError."
+            )
+        return outcome
 
     def _established(self, entries_max: int | None = None) -> tuple[int, list[Fact]]:
         """The number of entries, and the facts that hold and agreed with their sources, as a balance orders them.
@@ -521,9 +552,7 @@ class Ledger:
         first = known[:entries_max]
         return len(first), added_up((one.content, one.created_at_us) for one in first).established()
 
-    def _resolved(
-        self, references: Sequence[Reference], lent: Mapping[int, Lent] | None = None
-    ) -> list[tuple[Source, bytes]]:
+    def _resolved(self, references: Sequence[Reference], lent: Mapping[int, Lent] | None = None) -> list[Opened]:
         names_artifact = any(one.artifact is not None for one in references)
         artifacts = self._all().artifacts if names_artifact else {}
         return [self._sources.resolved(one, artifacts, lent or {}) for one in references]
@@ -535,7 +564,7 @@ class Ledger:
             FormatError: this ledger is a session's own.
             NotAvailableError: they may not be restored by who posts.
         """
-        theirs = self if session is None else session.ledger
+        theirs = self if session is None else getattr(session, "ledger", None)
         if theirs is self:
             return {}
         if not self._is_shared or not isinstance(theirs, Ledger):
@@ -586,15 +615,18 @@ def references_of(text: object, sources: Iterable[str]) -> list[Reference]:
     return list(dict.fromkeys(map(parse_reference, asked)))
 
 
-def _passed(check: Check, parts: Sequence[bytes]) -> Outcome:
+def _refuse_unfit(check: object, key: object, supersedes: object) -> None:
+    """Refuse what no fact can be posted with.
+
+    Raises:
+        FormatError: one of them is of another type.
+    """
     if not callable(check):
         raise FormatError("A check is a function of the cited parts, such as quotes(...).")
-    outcome = check(parts)
-    if not is_plain(outcome):
-        raise CheckFailedError(
-            "A check says what it compared, as an Outcome of two texts, or raises CheckFailedError."
-        )
-    return outcome
+    if not isinstance(key, bool):
+        raise FormatError("key is True or False.")
+    if supersedes is not None and not isinstance(supersedes, str):
+        raise FormatError("What a fact supersedes is named by its id, such as f3.")
 
 
 def is_plain(outcome: object) -> TypeGuard[Outcome]:
@@ -610,7 +642,13 @@ def claim_entry(claim: Claim) -> dict[str, Any]:
 
 
 def fact_entry(
-    books: entries.Books, claim: Claim, outcome: Outcome, *, key: bool, supersedes: str | None
+    books: entries.Books,
+    claim: Claim,
+    outcome: Outcome,
+    *,
+    key: bool,
+    supersedes: str | None,
+    observed_in: str | None = None,
 ) -> dict[str, Any]:
     """The entry of a fact.
 
@@ -620,6 +658,7 @@ def fact_entry(
         outcome: of the check.
         key: whether every reconciliation reads its sources again.
         supersedes: the fact it corrects, or ``None``.
+        observed_in: the result that a rule of the host was looking at, or ``None``.
 
     Raises:
         FormatError: there is no such fact to supersede.
@@ -635,6 +674,7 @@ def fact_entry(
         "claim_id": claim.id,
         "is_key": key,
         "supersedes": supersedes,
+        **({} if observed_in is None else {"observed_in": observed_in}),
     }
 
 

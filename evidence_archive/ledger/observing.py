@@ -18,12 +18,12 @@ from evidence_archive.errors import (
     StoreError,
 )
 from evidence_archive.ledger import entries
-from evidence_archive.ledger.entries import Claim, Source
+from evidence_archive.ledger.entries import Claim, Fact, Source
 from evidence_archive.ledger.keeping import ARTIFACT_BYTES_MAX, Ledger, claim_entry, fact_entry, is_plain
 from evidence_archive.ledger.rules import Finding, Rule
 from evidence_archive.ledger.sources import content_of
 from evidence_archive.matching import NOTE, Place
-from evidence_archive.model import ToolCall, format_result_id, text_of
+from evidence_archive.model import ToolCall, format_result_id, parse_result_id, text_of
 from evidence_archive.records import Records
 from evidence_archive.references import parse_reference
 
@@ -111,14 +111,22 @@ class Observing:
             if result_id in books.looked_at:
                 return []
             posted: list[dict[str, Any]] = []
-            before: dict[tuple[str, str], list[str]] = {}
+            late: list[str] = []
+            claims = len(books.claims)
+            before: dict[tuple[str, str], list[Fact]] = {}
             for one in books.current():
-                before.setdefault((one.outcome.check, one.sources[0].reference), []).append(one.id)
-            for nth, (finding, source) in enumerate(kept, 1):
-                claim = Claim(f"c{len(books.claims) + nth}", finding.text, (source,), "host")
+                before.setdefault((one.outcome.check, one.sources[0].reference), []).append(one)
+            for finding, source in kept:
                 # What a rule found of the same product before is corrected by what it finds now.
                 held = before.get((finding.outcome.check, source.reference))
                 earlier = held.pop(0) if held else None
+                if earlier is not None and _number(earlier.observed_in) > number:
+                    late.append(
+                        f"{source.reference} is on the books as {earlier.observed_in} left it, which is newer."
+                    )
+                    continue
+                claims += 1
+                claim = Claim(f"c{claims}", finding.text, (source,), "host")
                 posted += [
                     {
                         "kind": "artifact",
@@ -128,9 +136,16 @@ class Observing:
                         "size_bytes": len(finding.data),
                     },
                     claim_entry(claim),
-                    fact_entry(books, claim, finding.outcome, key=finding.key, supersedes=earlier),
+                    fact_entry(
+                        books,
+                        claim,
+                        finding.outcome,
+                        key=finding.key,
+                        supersedes=None if earlier is None else earlier.id,
+                        observed_in=result_id,
+                    ),
                 ]
-            return [*posted, {"kind": "looked_at", "result_id": result_id, "not_verified": list(wrong)}]
+            return [*posted, {"kind": "looked_at", "result_id": result_id, "not_verified": [*wrong, *late]}]
 
         self._ledger._post(made)
 
@@ -150,6 +165,10 @@ class Observing:
         if isinstance(error, MisuseError):
             raise error
         self._records.trouble(error)
+
+
+def _number(result_id: str | None) -> int:
+    return 0 if result_id is None else parse_result_id(result_id)
 
 
 def _checked(finding: object) -> Finding:

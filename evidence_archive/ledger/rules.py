@@ -19,6 +19,7 @@ from typing import Any
 from evidence_archive.errors import CheckFailedError, FormatError
 from evidence_archive.ledger.entries import Outcome
 from evidence_archive.model import Content, ToolCall
+from evidence_archive.notes import clean_name
 from evidence_archive.references import parse_reference
 
 __all__ = ["FILE_BYTES_MAX", "Finding", "Rule", "arguments_of", "artifact_name", "written_file"]
@@ -85,7 +86,12 @@ def artifact_name(path: str) -> str:
 
 
 def written_file(
-    *, tool: str, root: str | os.PathLike[str], path: str = "path", content: str | None = "content"
+    *,
+    tool: str,
+    root: str | os.PathLike[str],
+    path: str = "path",
+    content: str | None = "content",
+    named_below: str = "",
 ) -> Rule:
     """After a tool that writes files: the file is read back, compared with what was to be written, and kept.
 
@@ -95,6 +101,8 @@ def written_file(
         path: the argument that names the file, below ``root`` or absolute in it.
         content: the argument that holds the text to be written; ``None`` where none does, so that whatever is there
             is kept and nothing compared.
+        named_below: stands before the file's path in the artifact's name, as in ``reports/avg.json``, so that files
+            of several folders have names of their own; nothing by default.
 
     Returns:
         A rule. It does not verify a file that is missing, no regular file, larger than 64 MiB, or another than was to
@@ -111,14 +119,16 @@ def written_file(
             raise CheckFailedError("written_file: the call does not say which file holds which text.")
         steps = _steps(folder, named)
         try:
-            name = artifact_name("/".join(steps))
+            name = artifact_name("/".join([*filter(None, [named_below.strip("/")]), *steps]))
         except (FormatError, UnicodeEncodeError):
             raise CheckFailedError("written_file: the file's name cannot be an artifact's.") from None
         data = _read_below(folder, steps)
         if isinstance(wanted, str) and data != wanted.encode("utf-8", "surrogatepass"):
             raise CheckFailedError("written_file: the file is not what was to be written.")
         compared = "read back" if content is None else "read back and equal to what was to be written"
-        outcome = Outcome("written_file", f"{compared}: {len(data)} bytes, sha256 {sha256(data).hexdigest()}")
+        outcome = Outcome(
+            f"written_file {clean_name(tool)}", f"{compared}: {len(data)} bytes, sha256 {sha256(data).hexdigest()}"
+        )
         return Finding(f"{tool} wrote {name}, {len(data)} bytes", outcome, name, data)
 
     return rule

@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any
 
 from evidence_archive.archiving import Archiving, Kept
-from evidence_archive.errors import FormatError, IntegrityError, NotAvailableError
+from evidence_archive.errors import FormatError, IntegrityError, NotAvailableError, ObjectNotFoundError
 from evidence_archive.excerpt import WHOLE, Selector, excerpt
 from evidence_archive.ledger.entries import Artifact, Source
 from evidence_archive.matching import NOTE
@@ -22,12 +22,13 @@ from evidence_archive.records import Records
 from evidence_archive.references import Reference, parse_reference
 from evidence_archive.restoring import Found, Restoring
 
-__all__ = ["BROKEN", "NOT_THERE", "UNREAD", "Lent", "Sources", "bytes_of", "content_of"]
+__all__ = ["BROKEN", "NOT_AT_HAND", "NOT_THERE", "UNREAD", "Lent", "Opened", "Sources", "bytes_of", "content_of"]
 
 _SEVERAL = "This result is known under several tools or kinds: it cannot be kept under all their rules."
 
 NOT_THERE = "is not there any more."
 BROKEN = "does not open: stored bytes were changed."
+NOT_AT_HAND = "is not at hand: an object of it is not in this object store."
 UNREAD = "may not be read by you: somebody who may has to reconcile."
 """What may be wrong with a source, in words."""
 
@@ -47,6 +48,21 @@ class Lent:
     rows: tuple[ResultRow, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A source, followed to its original and read; its part is released to nobody before the log says so.
+
+    Args:
+        found: where the original is.
+        source: with the digests of what is there now.
+        part: the exact bytes of the cited part.
+    """
+
+    found: Found
+    source: Source
+    part: bytes = field(repr=False)
+
+
 class Sources:
     """Originals of one session as sources of its ledger. Callers hold the records' lock.
 
@@ -60,10 +76,8 @@ class Sources:
         self._archiving = archiving
         self._is_shared = is_shared
 
-    def resolved(
-        self, reference: Reference, artifacts: Mapping[str, Artifact], lent: Mapping[int, Lent]
-    ) -> tuple[Source, bytes]:
-        """A source for a reference, and the exact bytes of the cited part; what is only in view is kept first.
+    def resolved(self, reference: Reference, artifacts: Mapping[str, Artifact], lent: Mapping[int, Lent]) -> Opened:
+        """A source for a reference, read; what is only in view is kept first.
 
         Args:
             reference: as it was cited.
@@ -88,7 +102,7 @@ class Sources:
             result_id = self._kept_as(*self._in_view(number))
         else:
             result_id = format_result_id(number or 0)
-        return self.read(Source(str(reference), result_id, "", ""))
+        return self.opened(Source(str(reference), result_id, "", ""))
 
     def _is_live(self, number: int) -> bool:
         row = self._records.rows.get(number)
@@ -128,8 +142,12 @@ class Sources:
     def keep(self, kept: Kept) -> str:
         """The id of an original that holds just this under just these rules; archived where none does.
 
+        One that holds it already is read again first: nothing new is to stand on bytes that were changed.
+
         Raises:
             BatchRejectedError, KeyringError: it could not be archived.
+            SealBrokenError: the original that holds it was changed; archiving in the session is suspended.
+            StoreError: it could not be read again.
         """
         tag = self._records.tag(kept.content)
         for one in self._records.rows.values():
@@ -140,9 +158,23 @@ class Sources:
                 and one.sensitivity == "\n".join(sorted(kept.sensitivity))
                 and one.kind == kept.kind
                 and text_of(one.tool_name) == (kept.own if kept.tool is None else kept.tool)
+                and self._opens(one.number)
             ):
                 return format_result_id(one.number)
         return str(self._archiving.keep(kept).targets[0].result_id)
+
+    def _opens(self, number: int) -> bool:
+        """Whether an original of this session is at hand and whole."""
+        records, restoring = self._records, Restoring(self._records.vault)
+        with records.vault.store.reading(records.wait_ms) as reader:
+            there = reader.find(records.id, number)
+        if there is None or there[2].state != "archived":
+            return False
+        try:
+            restoring.looked_at(records.principal, Found(*there, there[2]))
+        except ObjectNotFoundError:
+            return False
+        return True
 
     def lend(self, number: int, principal: Principal, to: str) -> Lent:
         """An original of this session for another one; what is not in view is restored, and the grant is in the log.
@@ -168,19 +200,8 @@ class Sources:
             rows = (found.row, found.origin)
         return Lent(content, f"what {result_id} of session {records.id} says", rows)
 
-    def read(self, source: Source) -> tuple[Source, bytes]:
-        """The source as it is now, and the exact bytes of the cited part.
-
-        Raises:
-            NotAvailableError, ShreddedError: the original may not be restored, or was shredded.
-            FormatError: the part is not there any more.
-            StoreError, KeyringError, IntegrityError: nothing was read.
-        """
-        _, now, part = self.opened(source)
-        return now, part
-
-    def opened(self, source: Source) -> tuple[Found, Source, bytes]:
-        """As :meth:`read`, with where it was found; what is released of it has to be in the log first.
+    def opened(self, source: Source) -> Opened:
+        """The source as it is now.
 
         Raises:
             NotAvailableError, ShreddedError: the original may not be restored, or was shredded.
@@ -195,7 +216,7 @@ class Sources:
         whole = bytes_of(content)
         part = _part(whole, parse_reference(source.reference).selector)
         digests = sha256(part).hexdigest(), sha256(whole).hexdigest()
-        return found, Source(source.reference, source.result_id, *digests), part
+        return Opened(found, Source(source.reference, source.result_id, *digests), part)
 
     def unfit(self, result_ids: Iterable[str]) -> dict[str, str]:
         """What is wrong with originals by their sealed records alone, by id; their bytes are not looked at.
@@ -204,7 +225,7 @@ class Sources:
             StoreError: the store cannot be read.
         """
         records, found = self._records, {}
-        with records.vault.store.reading(records.vault.store_wait_ms) as reader:
+        with records.vault.store.reading(records.wait_ms) as reader:
             for result_id in result_ids:
                 try:
                     there = reader.find(records.id, int(result_id[1:]))
