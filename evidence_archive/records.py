@@ -130,13 +130,14 @@ class Records:
     def wait_ms(self) -> int:
         """How long a lock of the store may be waited for, in milliseconds, as things are.
 
-        As long as a write may wait; while a view is made, what is left of its time. A store that answers is waited
-        for a moment at least: a commit that has much to seal is not refused because the lock was taken just then.
+        As long as a write may wait; while a view is made, no longer than what is left of its time. A store that
+        answers is waited for a moment at least: a commit with much to seal is not refused because of a short lock.
         """
         if self._view_ends_ms is None:
             return self.vault.store_wait_ms
         least_ms = 1 if self.failures else min(RECORD_WAIT_MS, self.limits.view_wait_ms_max)
-        return max(self._view_ends_ms - self.clock.monotonic_ms(), least_ms)
+        left_ms = max(self._view_ends_ms - self.clock.monotonic_ms(), least_ms)
+        return min(left_ms, self.vault.store_wait_ms)
 
     def transact(self, body: Callable[[Writer], T], *, audited: bool = True) -> T:
         """What the body returns, once its transaction is committed; a lock is waited for as :attr:`wait_ms` says.

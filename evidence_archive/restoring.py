@@ -304,8 +304,8 @@ class Restoring:
         """Commit the entries of several grants in one session at once; only then may any of them be released.
 
         Args:
-            wanted: at least one result of the session, each with the part that is released.
             principal, reason, also: as for :meth:`granted`.
+            wanted: at least one result of the session, each with the part that is released.
 
         Raises:
             FormatError, StoreBusyError: as there; nothing is released.
@@ -322,11 +322,7 @@ class Restoring:
 
         def release(writer: Writer) -> None:
             for found, _ in wanted:
-                again = writer.find(session_id, found.row.number)
-                held = again if found.origin is found.row else writer.find(session_id, found.origin.number)
-                if again is None or held is None or (again[2], held[2]) != (found.row, found.origin):
-                    raise StoreBusyError("The result changed while it was restored: ask again.")
-                session = again[0]
+                session = _unchanged(writer, found)
             session.restores += len(wanted)
             if also is None:
                 session.version += 1
@@ -343,6 +339,30 @@ class Restoring:
                 result=format_result_id(found.row.number),
                 subject=principal.subject,
             )
+
+    def checked(self, principal: Principal, wanted: Sequence[tuple[Found, str | None]]) -> None:
+        """Commit the entry of what a check of the host is handed; only then may it be.
+
+        Args:
+            principal: who posts.
+            wanted: at least one result of one session, each with the part that is handed over.
+
+        Raises:
+            StoreBusyError: a result changed meanwhile; nothing is handed over.
+        """
+        details = {
+            "results": [format_result_id(found.row.number) for found, _ in wanted],
+            "parts": [part for _, part in wanted],
+        }
+        session_id = wanted[0][0].session.session_id
+        leaf = self._vault.leaf(audit.EVIDENCE_CHECKED, principal.subject, session_id=session_id, details=details)
+
+        def told(writer: Writer) -> None:
+            for found, _ in wanted:
+                _unchanged(writer, found)
+            writer.append([leaf])
+
+        self._vault.transact(told)
 
     def denied(
         self,
@@ -420,6 +440,20 @@ class Restoring:
                 writer.update_session(session)
                 return True
         return False
+
+
+def _unchanged(writer: Writer, found: Found) -> SessionRow:
+    """The session's row, where a result is under the lock what it was when it was opened.
+
+    Raises:
+        StoreBusyError: it changed meanwhile.
+    """
+    session_id = found.session.session_id
+    again = writer.find(session_id, found.row.number)
+    held = again if found.origin is found.row else writer.find(session_id, found.origin.number)
+    if again is None or held is None or (again[2], held[2]) != (found.row, found.origin):
+        raise StoreBusyError("The result changed while it was restored: ask again.")
+    return again[0]
 
 
 def _asked(session_id: object, result_id: object) -> tuple[str, int]:

@@ -116,7 +116,7 @@ def test_reconcile_says_what_was_compared_and_ends_with_14_where_a_fact_does_not
     assert (code, json.loads(out)["agrees"], err) == (14, False, "")
     code, out, err = run("close", "--shared", "ward-3")
     assert (code, out) == (14, "")
-    assert err.startswith("Error: The books do not close: 1 key facts do not agree, f1 first.")
+    assert err.startswith("Error: The books do not close: 1 key fact does not agree, f1 first.")
 
 
 def test_close_settles_what_agrees(run: Run):

@@ -294,7 +294,7 @@ def closes_whatever_was_posted(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("broken", "operation", "point", "words"),
     [
-        (changes_one_by_one, "card", "store.commit.after", "The card has version 1"),
+        (changes_one_by_one, "card", "store.commit.before", "The card has version 1"),
         (leaves_without_a_span, "commit", "store.insert_originals.before", "are neither in the view nor in the arch"),
         (looks_up_its_place_or_raises, "resume", "store.postings", "A view told StoreUnavailableError."),
         (closes_whatever_was_posted, "card", "store.insert_postings.before", "The card has version 0"),

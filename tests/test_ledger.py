@@ -36,6 +36,7 @@ from evidence_archive.ledger.checks import (
 )
 from evidence_archive.ledger.entries import Outcome, added_up
 from evidence_archive.ledger.keeping import Ledger
+from evidence_archive.restoring import Restoring
 
 KEEPER = Principal(org="north-clinic", subject="records", roles={"custodian"})
 LOG = "".join(f"line {number}: took {number * 3} ms\r\n" for number in range(1, 101))
@@ -282,9 +283,9 @@ def test_a_fact_is_one_commit_behind_that_of_what_its_check_read_and_a_closing_i
             assert archive.flaky.writes == before + commits
 
 
-def granted_in(archive: Archive, owner: Principal) -> list[Any]:
+def checked_in(archive: Archive, owner: Principal) -> list[Any]:
     entries = archive.audit(principal=owner).entries
-    return [one.details for one in entries if one.event == "restore.granted"]
+    return [one.details for one in entries if one.event == "evidence.checked"]
 
 
 def what_a_check_saw_that_the_log_did_not_tell(desk: Desk, owner: Principal) -> list[Sequence[bytes]]:
@@ -297,7 +298,7 @@ def what_a_check_saw_that_the_log_did_not_tell(desk: Desk, owner: Principal) -> 
 
         def check(parts: Sequence[bytes]) -> Outcome:
             seen.append(parts)
-            if len(granted_in(archive, owner)) != len(seen):
+            if len(checked_in(archive, owner)) != len(seen):
                 untold.append(parts)
             return quotes("120 ms")(parts) if len(seen) == 1 else quotes("none")(parts)
 
@@ -310,8 +311,9 @@ def what_a_check_saw_that_the_log_did_not_tell(desk: Desk, owner: Principal) -> 
                 act()
         archive.flaky.fault = None
         assert untold or len(seen) == 2
-        assert untold or granted_in(archive, owner) == [{"result": "r1", "part": "lines"}] * 2
-        assert session.stats().restores == len(granted_in(archive, owner))
+        assert untold or checked_in(archive, owner) == [{"results": ["r1"], "parts": ["lines"]}] * 2
+        assert session.stats().restores == 0
+        assert archive.custody(KEEPER).verify("full").findings == ()
         return untold
 
 
@@ -322,7 +324,7 @@ def test_a_check_of_the_host_gets_nothing_before_the_log_says_so(desk: Desk, own
 def test_must_fail_control_a_check_that_is_asked_first_sees_what_the_log_does_not_tell(
     sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Ledger, "_granted", lambda *given: None)
+    monkeypatch.setattr(Restoring, "checked", lambda *given: None)
     assert what_a_check_saw_that_the_log_did_not_tell(sqlite_desk, owner) != []
 
 
@@ -409,7 +411,8 @@ def test_a_fact_that_is_audited_gives_the_cited_bytes_and_both_digests_and_is_in
         assert (cited.part, cited.agrees) == (b"line 40: took 120 ms\r\n", True)
         assert cited.now.original_sha256 == sha256(LOG.encode()).hexdigest()
         assert session.ledger.audit("f2")[0].part == b"24.87"
-        assert [one["part"] for one in granted_in(archive, owner)] == ["lines", "pointer", "lines", "pointer"]
+        granted = [one for one in archive.audit(principal=owner).entries if one.event == "restore.granted"]
+        assert [one.details["part"] for one in granted] == ["lines", "pointer"]
         with pytest.raises(FormatError):
             session.ledger.audit("f3")
         archive.custody(KEEPER).shred(session_id="case", result_id="r1")
@@ -500,7 +503,7 @@ def test_4_an_original_that_was_changed_is_reported_by_the_next_reconcile(desk: 
         desk.execute("UPDATE originals SET envelope = ? WHERE original_id = ?", changed, original_id)
         report = session.ledger.reconcile()
         assert [one.fact_id for one in report.disagreements] == ["f1"]
-        with pytest.raises(CheckFailedError, match="do not agree \\(1, f1 first\\)"):
+        with pytest.raises(CheckFailedError, match="1 key fact does not agree, f1 first"):
             session.ledger.close()
 
 
@@ -668,7 +671,11 @@ def test_an_opening_balance_stays_within_its_budget_and_counts_the_rest(
         assert sum(Characters().count(line) + 1 for line in lines) <= budget_tokens
         facts = [line for line in lines if line.startswith("f")]
         assert facts == whole[: len(facts)]
-        more = [f"... and {9 - len(facts)} facts more"] if len(facts) < 9 and budget_tokens > 5 else []
+        more = (
+            [f"... and {9 - len(facts)} fact{'s' * (9 - len(facts) != 1)} more"]
+            if len(facts) < 9 and budget_tokens > 5
+            else []
+        )
         assert lines[len(facts) :] == more
 
 

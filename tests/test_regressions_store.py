@@ -177,7 +177,7 @@ def test_a_kill_between_an_object_and_its_row_wedges_nothing_and_what_it_left_is
 
 def test_must_fail_control_a_row_before_its_object_is_wedged_by_a_kill(sqlite_desk: Desk) -> None:
     """C22"""
-    assert wedged_after(sqlite_desk, "naive") == ["r1: StoreUnavailableError", "r2: StoreUnavailableError"]
+    assert wedged_after(sqlite_desk, "naive") == ["r1: ObjectNotFoundError", "r2: ObjectNotFoundError"]
 
 
 # --- G. sizes, starts, two writers ------------------------------------------------------------------------------
@@ -567,7 +567,7 @@ def test_must_fail_control_a_store_that_trusts_what_it_once_tried_to_write_loses
 
     monkeypatch.setattr(DirectoryObjects, "put", trusting)
     monkeypatch.setattr(Envelopes, "_put", unread)
-    assert lost_for_want_of_room(sqlite_desk, full) == ["r2: StoreUnavailableError"]
+    assert lost_for_want_of_room(sqlite_desk, full) == ["r2: ObjectNotFoundError"]
 
 
 def test_an_equal_original_is_written_again_wherever_an_earlier_one_went(desk: Desk) -> None:

@@ -34,7 +34,7 @@ from evidence_archive.ledger.sources import (
 )
 from evidence_archive.records import Records
 from evidence_archive.references import Reference, parse_reference
-from evidence_archive.restoring import Restoring
+from evidence_archive.restoring import Found, Restoring
 
 __all__ = [
     "ARTIFACT_BYTES_MAX",
@@ -147,6 +147,7 @@ class Ledger:
         self._books = books
         self._sources = Sources(records, archiving, is_shared=is_shared)
         self._is_shared = is_shared
+        self._restoring = Restoring(records.vault)
         self._known: tuple[int, Posting | None, entries.Books] = (0, None, entries.NOTHING)
         """How many entries were added up, the last of them, and what they came to."""
 
@@ -434,9 +435,10 @@ class Ledger:
                 )
             if wrong:
                 self._post(lambda books: [_reconciled(report)])
+                do = "fact does" if len(wrong) == 1 else "facts do"
                 raise CheckFailedError(
-                    f"The books do not close, because key facts do not agree ({len(wrong)}, {wrong[0]} first): "
-                    "reconcile says why; mend it, or supersede them."
+                    f"The books do not close: {len(wrong)} key {do} not agree, {wrong[0]} first. A reconciliation says "
+                    "why: mend it, or supersede them."
                 )
             seen = len(self._records.timeline.messages)
 
@@ -489,12 +491,11 @@ class Ledger:
         sizes = [tokens(line) for line in lines]
         if sum(sizes) <= budget_tokens:
             return list(lines)
-        left, shown = budget_tokens - tokens(f"... and {len(lines)} facts more"), 0
+        left, shown = budget_tokens - tokens(_and_more(len(lines))), 0
         while shown < len(lines) and sizes[shown] <= left:
             left -= sizes[shown]
             shown += 1
-        more = f"... and {len(lines) - shown} facts more"
-        return [*lines[:shown], *([more] if left >= 0 else [])]
+        return [*lines[:shown], *([_and_more(len(lines) - shown)] if left >= 0 else [])]
 
     def audit(self, fact_id: str) -> tuple[Cited, ...]:
         """A fact's sources, followed to their originals and read again; each is in the log before this returns.
@@ -513,13 +514,8 @@ class Ledger:
             if fact is None:
                 raise FormatError("There is no such fact.")
             now = [self._sources.opened(source) for source in fact.sources]
-            self._granted(now, f"audit of {fact_id}")
+            self._restoring.all_granted(self._records.principal, _parts_of(now), reason=f"audit of {fact_id}")
             return tuple(Cited(source, one.source, one.part) for source, one in zip(fact.sources, now, strict=True))
-
-    def _granted(self, cited: Sequence[Opened], reason: str) -> None:
-        """Commit that these parts are released: without it they are not."""
-        wanted = [(one.found, parse_reference(one.source.reference).selector.kind) for one in cited]
-        Restoring(self._records.vault).all_granted(self._records.principal, wanted, reason=reason)
 
     def _passed(self, check: Check, cited: Sequence[Opened]) -> Outcome:
         """What a check of the host found in the cited parts; it gets them once the log says so.
@@ -527,7 +523,7 @@ class Ledger:
         Raises:
             CheckFailedError: it did not pass.
         """
-        self._granted(cited, "check of a fact")
+        self._restoring.checked(self._records.principal, _parts_of(cited))
         outcome = check([one.part for one in cited])
         if not is_plain(outcome):
             raise CheckFailedError(
@@ -613,6 +609,11 @@ def references_of(text: object, sources: Iterable[str]) -> list[Reference]:
     if not 1 <= len(asked) <= entries.SOURCES_MAX:
         raise FormatError(f"A claim has 1 to {entries.SOURCES_MAX} sources, as a list.")
     return list(dict.fromkeys(map(parse_reference, asked)))
+
+
+def _parts_of(cited: Sequence[Opened]) -> list[tuple[Found, str | None]]:
+    """What is released of each source: the original, and which part of it, as the log tells it."""
+    return [(one.found, parse_reference(one.source.reference).selector.kind) for one in cited]
 
 
 def _refuse_unfit(check: object, key: object, supersedes: object) -> None:
@@ -704,6 +705,10 @@ def _reconciled(report: Report) -> dict[str, Any]:
         "weak": report.weak,
         "disagreeing": [one.fact_id for one in report.disagreements if not one.is_unread],
     }
+
+
+def _and_more(count: int) -> str:
+    return f"... and {count} fact{'s' * (count != 1)} more"
 
 
 def _first_unfit(fact: Fact, unfit: Mapping[str, str]) -> str | None:

@@ -21,6 +21,7 @@ __all__ = [
     "BOOK_POSTED",
     "CUSTODY_DENIED",
     "EVENTS",
+    "EVIDENCE_CHECKED",
     "EVIDENCE_EXPORTED",
     "EVIDENCE_SEARCHED",
     "HOLD_PLACED",
@@ -80,6 +81,7 @@ CUSTODY_DENIED = "custody.denied"
 LOG_REANCHORED = "log.reanchored"
 BOOK_POSTED = "book.posted"
 EVIDENCE_SEARCHED = "evidence.searched"
+EVIDENCE_CHECKED = "evidence.checked"
 TRACE_READ = "trace.read"
 
 EVENTS = frozenset(
@@ -113,6 +115,7 @@ EVENTS = frozenset(
         LOG_REANCHORED,
         BOOK_POSTED,
         EVIDENCE_SEARCHED,
+        EVIDENCE_CHECKED,
         TRACE_READ,
     }
 )

@@ -1717,8 +1717,8 @@ _BOOKS = (
     Mutation(
         "ledger: what a check does not say is a fact",
         "ledger/keeping.py",
-        "    if not is_plain(outcome):\n",
-        "    outcome = outcome or Outcome('', '')\n    if False:\n",
+        "        if not is_plain(outcome):\n",
+        "        outcome = outcome or Outcome('', '')\n        if False:\n",
         "tests/test_ledger.py::test_what_no_check_passes_stays_a_claim[sqlite]",
     ),
     Mutation(
