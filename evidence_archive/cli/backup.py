@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from evidence_archive.cli.opening import NAME_THE_POLICY, custody_of, provider
-from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, Subject, Url
+from evidence_archive.cli.opening import NAME_THE_POLICY, CustodyAccess, provider, with_options
+from evidence_archive.cli.options import Custodians, Json, Keys, Objects, PolicyFile, Subject
 from evidence_archive.cli.render import counted, emit_json, say, table
 from evidence_archive.errors import NotAvailableError, PolicyError, StoreUnavailableError
-from evidence_archive.model import Principal, format_time
+from evidence_archive.model import format_time
 
 __all__ = ["register"]
 
@@ -51,25 +51,14 @@ def _registers() -> None:
     """Keep what must not be lost with a database in a file outside it."""
 
 
-def _make(
-    *,
-    folder: _Folder,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+def _make(*, folder: _Folder, access: CustodyAccess, as_json: Json = False) -> None:
     """Copy the whole store into a new folder and verify it there.
 
     Programs go on meanwhile. Every original in the copy is opened with the keys before the folder counts as a backup.
     The keys are not in it: keep them elsewhere.
     """
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal) as custody:
+    with access.custody() as custody:
         backup = custody.backup(folder)
     if as_json:
         sizes = {"files": backup.files, "size_bytes": backup.size_bytes}
@@ -159,16 +148,11 @@ def _told(made_at_us: int) -> dict[str, object]:
     return {"made_at": format_time(made_at_us), "made_at_us": made_at_us}
 
 
+@with_options
 def _append(
     *,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="Register; made where it is missing.")],
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
+    access: CustodyAccess,
     as_json: Json = False,
 ) -> None:
     """Append what was held, released, kept longer and shredded since the register's last line.
@@ -177,8 +161,7 @@ def _append(
     """
     from evidence_archive.register import Register
 
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal) as custody:
+    with access.custody() as custody:
         try:
             added = custody.append_to(Register(path))
         except StoreUnavailableError as error:

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evidence_archive.cli.opening import custody_of
-from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, RegisterFile, Subject, Url
+from evidence_archive.cli.opening import CustodyAccess, with_options
+from evidence_archive.cli.options import Json, RegisterFile
 from evidence_archive.cli.render import confirm, counted, emit_json, plain, say, table
-from evidence_archive.model import Principal, format_time
+from evidence_archive.model import format_time
 
 if TYPE_CHECKING:
     from evidence_archive.disposal import Due, Hold, Shred
@@ -46,19 +46,14 @@ def register(app: typer.Typer) -> None:
     app.command("gc", epilog=f"Example: evidence-archive gc {_STORE}")(_gc)
 
 
+@with_options
 def _add(
     *,
     reason: Annotated[str, typer.Argument(metavar="REASON", help="Why; kept sealed.", show_default=False)],
-    url: Url,
-    org: Org,
-    subject: Subject,
+    access: CustodyAccess,
     session: _SessionOption = None,
     result: _ResultOption = None,
     whole_org: _WholeOrg = False,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
     register_file: RegisterFile = None,
     as_json: Json = False,
 ) -> None:
@@ -67,8 +62,7 @@ def _add(
     Until it is released, nothing of what it is on is destroyed, by whatever path.
     """
     _check_named(session, result, whole_org)
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal, register=register_file) as custody:
+    with access.custody(register=register_file) as custody:
         hold = custody.hold(reason, session_id=session, result_id=result)
     if as_json:
         emit_json(hold)
@@ -76,22 +70,16 @@ def _add(
         say(f"Hold {hold.id} is on {_what(hold.session_id, hold.result_id)}.")
 
 
+@with_options
 def _release(
     *,
     hold: Annotated[str, typer.Argument(metavar="HOLD", help="Its 32 hex digits.", show_default=False)],
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
+    access: CustodyAccess,
     register_file: RegisterFile = None,
     as_json: Json = False,
 ) -> None:
     """Release a legal hold; others on the same still hold."""
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal, register=register_file) as custody:
+    with access.custody(register=register_file) as custody:
         released = custody.release(hold)
     if as_json:
         emit_json(released)
@@ -99,26 +87,16 @@ def _release(
         say(f"Hold {released.id} on {_what(released.session_id, released.result_id)} was released.")
 
 
-def _list(
-    *,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+def _list(*, access: CustodyAccess, as_json: Json = False) -> None:
     """List all legal holds, released ones included."""
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal) as custody:
+    with access.custody() as custody:
         holds = custody.holds()
     if as_json:
         emit_json(holds)
         return
     rows = [_hold_row(hold) for hold in holds]
-    table(f"holds of {org}", ("hold", "session", "result", "placed", "by", "released", "reason"), rows)
+    table(f"holds of {access.org}", ("hold", "session", "result", "placed", "by", "released", "reason"), rows)
     say(f"{counted(sum(hold.is_active for hold in holds), 'active hold')}.")
 
 
@@ -135,6 +113,7 @@ def _hold_row(hold: "Hold") -> tuple[object, ...]:
     )
 
 
+@with_options
 def _retain(
     *,
     session: _SessionArgument,
@@ -145,13 +124,7 @@ def _retain(
             metavar="DATE", formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ"], help="Day or time, UTC.", show_default=False
         ),
     ],
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
+    access: CustodyAccess,
     register_file: RegisterFile = None,
     as_json: Json = False,
 ) -> None:
@@ -159,9 +132,8 @@ def _retain(
 
     A retention is lengthened, never shortened.
     """
-    principal = Principal(org, subject, role or ())
     until_us = int(until.replace(tzinfo=UTC).timestamp()) * 1_000_000
-    with custody_of(url, keys, policy, objects, principal, register=register_file) as custody:
+    with access.custody(register=register_file) as custody:
         custody.retain(session, result, until_us)
     if as_json:
         emit_json({"session": session, "result": result, "retention_until_us": until_us})
@@ -169,19 +141,14 @@ def _retain(
         say(f"{result} of {session} is kept at least until {format_time(until_us)}.")
 
 
+@with_options
 def _shred(
     *,
-    url: Url,
-    org: Org,
-    subject: Subject,
+    access: CustodyAccess,
     session: _SessionOption = None,
     result: _ResultOption = None,
     whole_org: _WholeOrg = False,
     yes: _Confirmed = False,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
     register_file: RegisterFile = None,
     as_json: Json = False,
 ) -> None:
@@ -190,11 +157,10 @@ def _shred(
     Exit 61 where a hold, 60 where a retention forbids it; then nothing was destroyed.
     """
     _check_named(session, result, whole_org)
-    what = f"the WHOLE org {org}" if whole_org else _what(session, result)
+    what = f"the WHOLE org {access.org}" if whole_org else _what(session, result)
     if not yes:
         confirm(f"Destroy {what} for good?")
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal, register=register_file) as custody:
+    with access.custody(register=register_file) as custody:
         shred = custody.shred(session_id=session, result_id=result)
     if as_json:
         emit_json(shred)
@@ -228,20 +194,10 @@ def _told(shred: "Shred") -> str:
     )
 
 
-def _shreds(
-    *,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+def _shreds(*, access: CustodyAccess, as_json: Json = False) -> None:
     """List what was shredded, and how far that is true by now."""
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal) as custody:
+    with access.custody() as custody:
         shreds = custody.shreds()
     if as_json:
         emit_json(
@@ -262,20 +218,20 @@ def _shreds(
         )
         for one in shreds
     ]
-    table(f"shredded in {org}", ("session", "result", "status", "key version", "requested", "by"), rows, numbers=[3])
+    table(
+        f"shredded in {access.org}",
+        ("session", "result", "status", "key version", "requested", "by"),
+        rows,
+        numbers=[3],
+    )
     say(f"{counted(sum(one.status == 'pending' for one in shreds), 'shred')} pending.")
 
 
+@with_options
 def _gc(
     *,
-    url: Url,
-    org: Org,
-    subject: Subject,
+    access: CustodyAccess,
     run: Annotated[bool, typer.Option("--run", help="Destroy them; without it they are only listed.")] = False,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
     register_file: RegisterFile = None,
     as_json: Json = False,
 ) -> None:
@@ -283,14 +239,13 @@ def _gc(
 
     With --run, those that no hold keeps are destroyed.
     """
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal, register=register_file) as custody:
+    with access.custody(register=register_file) as custody:
         due = custody.gc(dry_run=not run)
     if as_json:
         emit_json({"dry_run": not run, "due": due})
         return
     rows = [_due_row(one, run=run) for one in due]
-    table(f"retention over in {org}", ("session", "result", "bytes", "until", ""), rows, numbers=[2])
+    table(f"retention over in {access.org}", ("session", "result", "bytes", "until", ""), rows, numbers=[2])
     free = sum(not one.held for one in due)
     say(
         f"{counted(free, 'original')} destroyed."

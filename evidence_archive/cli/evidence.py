@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 
 from evidence_archive.cli.inspect import new_file
-from evidence_archive.cli.opening import custody_of
-from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, Subject, Url
+from evidence_archive.cli.opening import CustodyAccess, with_options
+from evidence_archive.cli.options import Json
 from evidence_archive.cli.proofs import KeyLine, named_file, verifier
 from evidence_archive.cli.render import counted, emit_json, say, table
-from evidence_archive.model import Principal, format_time
+from evidence_archive.model import format_time
 
 __all__ = ["register"]
 
@@ -36,22 +36,17 @@ def _evidence() -> None:
     """Export evidence bundles, and verify them anywhere."""
 
 
+@with_options
 def _export(
     *,
     session: Annotated[str, typer.Argument(metavar="SESSION", help="Session id.", show_default=False)],
     result_id: Annotated[
         str | None, typer.Argument(metavar="[ID]", help="Result ID, such as r3; without it all of the session.")
     ] = None,
-    url: Url,
-    org: Org,
-    subject: Subject,
+    access: CustodyAccess,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="New file (mode 0600).", show_default=False)
     ],
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
     without_original: Annotated[
         bool, typer.Option("--without-original", help="The history only: no content and no key.")
     ] = False,
@@ -62,8 +57,7 @@ def _export(
     Whoever gets the file verifies it with the log's public key, and needs no database. It holds the original in the
     clear, and the key that opens its envelope: keep it as you would keep the original.
     """
-    principal = Principal(org, subject, role or ())
-    with new_file(out) as file, custody_of(url, keys, policy, objects, principal) as custody:
+    with new_file(out) as file, access.custody() as custody:
         assert file is not None  # noqa: S101 - narrows the type: there is a path
         exported = custody.export(file, session, result_id, include_original=not without_original)
         key = custody.key()

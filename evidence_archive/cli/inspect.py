@@ -11,11 +11,11 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from evidence_archive.cli.opening import opened, suspension, undecided
-from evidence_archive.cli.options import Json, Keys, Objects, Org, PolicyFile, Roles, Subject, Url
+from evidence_archive.cli.opening import Access, suspension, undecided, with_options
+from evidence_archive.cli.options import Json
 from evidence_archive.cli.render import counted, emit_json, note, plain, say, table
 from evidence_archive.errors import EvidenceArchiveError, FormatError
-from evidence_archive.model import Principal, Restored, format_time
+from evidence_archive.model import Restored, format_time
 
 __all__ = ["new_file", "register"]
 
@@ -36,25 +36,14 @@ def register(app: typer.Typer) -> None:
     app.command("collect", epilog=f"Example: evidence-archive collect {_STORE}")(_collect)
 
 
-def _results(
-    *,
-    session: _Session,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Roles = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+def _results(*, session: _Session, access: Access, as_json: Json = False) -> None:
     """List the tool results of a session.
 
     For each: live or archived, and which rule protects it. IDs that are missing belong to the archive's own answers.
     """
-    principal = Principal(org, subject, role or ())
-    with opened(url, keys, policy, objects, principal, decides=True) as (archive, vault):
-        found = archive.results(session, principal=principal)
+    with access.opened(decides=True) as (archive, vault):
+        found = archive.results(session, principal=access.principal)
         unknown = undecided(vault, session)
     if as_json:
         results = [
@@ -86,17 +75,12 @@ def _results(
         say(f"'evidence-archive restore {session} ID' gives an original.")
 
 
+@with_options
 def _restore(
     *,
     session: _Session,
     result_id: Annotated[str, typer.Argument(metavar="ID", help="Result ID, such as r3.", show_default=False)],
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Roles = None,
+    access: Access,
     lines: Annotated[str | None, typer.Option(metavar="FIRST-LAST", help="Only these lines, such as 10-40.")] = None,
     pattern: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Only lines that contain this literal text.")
@@ -124,7 +108,6 @@ def _restore(
     parts as compact JSON. Of a part stderr says which it is, and on stdout it ends with a line feed, except bytes. A
     whole original goes to a file piece by piece, with a few MiB in memory.
     """
-    principal = Principal(org, subject, role or ())
     selectors: dict[str, Any] = {
         "lines": lines,
         "pattern": pattern,
@@ -132,13 +115,13 @@ def _restore(
         "pointer": pointer,
         "byte_range": byte_range,
     }
-    with new_file(out) as file, opened(url, keys, policy, objects, principal, decides=True) as (archive, _):
+    with new_file(out) as file, access.opened(decides=True) as (archive, _):
         if file is not None and all(value is None for value in selectors.values()):
-            restored = archive.restore_to(file, session, result_id, principal=principal)
+            restored = archive.restore_to(file, session, result_id, principal=access.principal)
             size_bytes = file.tell()
         else:
             try:
-                restored = archive.restore(session, result_id, principal=principal, **selectors)
+                restored = archive.restore(session, result_id, principal=access.principal, **selectors)
             except FormatError as error:
                 raise type(error)(_as_options(str(error))) from error
             data = _bytes_of(restored.content)
@@ -258,24 +241,13 @@ def new_file(path: Path | None) -> Iterator[BinaryIO | None]:
         raise
 
 
-def _resume(
-    *,
-    session: _Session,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Roles = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+def _resume(*, session: _Session, access: Access, as_json: Json = False) -> None:
     """Let a suspended session archive again."""
-    principal = Principal(org, subject, role or ())
-    with opened(url, keys, policy, objects, principal, decides=False) as (archive, vault):
+    with access.opened(decides=False) as (archive, vault):
         was = suspension(vault, session)
         if was is not None:
-            archive.resume(session, principal=principal)
+            archive.resume(session, principal=access.principal)
     if as_json:
         emit_json({"session": session, "was": was, "suspended": None})
     elif was is None:
@@ -284,26 +256,16 @@ def _resume(
         say(f"Session {session} was suspended ({was}) and may archive again.")
 
 
-def _collect(
-    *,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Roles = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+def _collect(*, access: Access, as_json: Json = False) -> None:
     """Delete what batches that were given up left in the object store.
 
     Nothing that was archived is touched, and nothing of a batch that may still come to its end within its hours.
     """
     from evidence_archive.envelopes import INTENT_SECONDS  # loads the cipher
 
-    principal = Principal(org, subject, role or ())
-    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
-        collected = archive.collect(principal=principal)
+    with access.opened(decides=False) as (archive, _):
+        collected = archive.collect(principal=access.principal)
     if as_json:
         emit_json(collected)
         return

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evidence_archive.cli.opening import custody_of
-from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, Subject, Url
+from evidence_archive.cli.opening import CustodyAccess, with_options
+from evidence_archive.cli.options import Json
 from evidence_archive.cli.render import confirm, counted, emit_json, say, table
 from evidence_archive.errors import KeyringError
-from evidence_archive.model import Principal, checked_name
+from evidence_archive.model import checked_name
 
 if TYPE_CHECKING:
     from evidence_archive.rekeying import Census
@@ -96,72 +96,46 @@ def _first_version(where: str, org: str) -> int:
     return keys.new_version(checked_name(org, "org"))
 
 
-def _check(
-    *,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+def _check(*, access: CustodyAccess, as_json: Json = False) -> None:
     """Say whether these keys open everything of an org.
 
     Exit 22 for the wrong keys, 21 where a version is missing.
     """
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal) as custody:
+    with access.custody() as custody:
         opened_keys = custody.check_keys()
     if as_json:
-        emit_json({"org": org, "opened": opened_keys})
+        emit_json({"org": access.org, "opened": opened_keys})
     else:
-        say(f"These keys open {org}: {counted(opened_keys, 'wrapped key')} unwrapped.")
+        say(f"These keys open {access.org}: {counted(opened_keys, 'wrapped key')} unwrapped.")
 
 
+@with_options
 def _rotate(
     *,
-    url: Url,
-    org: Org,
-    subject: Subject,
+    access: CustodyAccess,
     sweep_only: Annotated[
         bool, typer.Option("--sweep-only", help="Make no version: go on to the one that is current already.")
     ] = False,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
     as_json: Json = False,
 ) -> None:
     """Wrap everything of an org under a new key version.
 
     No original is touched. Stopped anywhere, it goes on with --sweep-only. Old versions stay until they are retired.
     """
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal) as custody:
+    with access.custody() as custody:
         rotation = custody.rotate(new_version=not sweep_only)
     if as_json:
         emit_json(rotation)
         return
-    say(f"{counted(rotation.rewrapped, 'key')} of {org} wrapped under version {rotation.version}.")
+    say(f"{counted(rotation.rewrapped, 'key')} of {access.org} wrapped under version {rotation.version}.")
     _show(rotation.census)
 
 
-def _census(
-    *,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+def _census(*, access: CustodyAccess, as_json: Json = False) -> None:
     """Count the keys of an org by the version they are wrapped under."""
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal) as custody:
+    with access.custody() as custody:
         census = custody.census()
     if as_json:
         emit_json(census)
@@ -169,17 +143,12 @@ def _census(
         _show(census)
 
 
+@with_options
 def _retire(
     *,
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="Which.", show_default=False)],
-    url: Url,
-    org: Org,
-    subject: Subject,
+    access: CustodyAccess,
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking: it cannot be undone.")] = False,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
     as_json: Json = False,
 ) -> None:
     """Destroy a key version that nothing needs.
@@ -192,14 +161,13 @@ def _retire(
 
     if not yes:
         confirm(f"Destroy key version {version} for good?")
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal) as custody:
+    with access.custody() as custody:
         custody.retire(version)
         census = custody.census()
     if as_json:
         emit_json(census)
         return
-    in_file = keys is not None and keys.partition(":")[0] not in SCHEMES
+    in_file = access.keys is not None and access.keys.partition(":")[0] not in SCHEMES
     say(
         f"Key version {version} was destroyed, as far as the provider can.",
         _COPIES.format(version=version) if in_file else _ELSEWHERE,

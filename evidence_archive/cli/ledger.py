@@ -1,22 +1,20 @@
 """``evidence-archive ledger``: facts with their originals, of a session or shared, for people and scripts."""
 
 import base64
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evidence_archive.cli.opening import opened
-from evidence_archive.cli.options import Json, Keys, Objects, Org, PolicyFile, Roles, Subject, Url
+from evidence_archive.cli.opening import Access, with_options
+from evidence_archive.cli.options import Json
 from evidence_archive.cli.render import counted, emit_json, one_line, plain, say, table
-from evidence_archive.errors import CheckFailedError, FormatError, NotAvailableError
-from evidence_archive.model import Principal, format_time
+from evidence_archive.errors import CheckFailedError, FormatError
+from evidence_archive.model import format_time
 
 if TYPE_CHECKING:
     from evidence_archive.ledger.entries import Claim, Fact
-    from evidence_archive.ledger.keeping import Cited, Ledger
+    from evidence_archive.ledger.keeping import Cited
 
 __all__ = ["register"]
 
@@ -52,22 +50,10 @@ def _ledger() -> None:
     """Facts that the host has verified, with their originals."""
 
 
-def _show(
-    *,
-    session: _Session = None,
-    shared: _Shared = None,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Roles = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+def _show(*, session: _Session = None, shared: _Shared = None, access: Access, as_json: Json = False) -> None:
     """Show what stands in a ledger: artifacts, claims, facts that hold, periods."""
-    principal = Principal(org, subject, role or ())
-    with _opened(session, shared, url, keys, policy, objects=objects, principal=principal) as ledger:
+    with access.ledger(session, shared) as ledger:
         books = ledger.books()
     if as_json:
         emit_json(
@@ -99,17 +85,12 @@ def _show(
     )
 
 
+@with_options
 def _reconcile(
     *,
     session: _Session = None,
     shared: _Shared = None,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Roles = None,
+    access: Access,
     strong: Annotated[bool, typer.Option("--strong", help="Read the sources of all facts again.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -117,8 +98,7 @@ def _reconcile(
 
     Sources of key facts are read again, others are looked up; exit 14 where a fact does not agree.
     """
-    principal = Principal(org, subject, role or ())
-    with _opened(session, shared, url, keys, policy, objects=objects, principal=principal) as ledger:
+    with access.ledger(session, shared) as ledger:
         report = ledger.reconcile(strong=strong)
     if as_json:
         emit_json({"agrees": report.agrees, "report": report})
@@ -134,25 +114,13 @@ def _reconcile(
         raise typer.Exit(CheckFailedError.exit_code)
 
 
-def _close(
-    *,
-    session: _Session = None,
-    shared: _Shared = None,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Roles = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+def _close(*, session: _Session = None, shared: _Shared = None, access: Access, as_json: Json = False) -> None:
     """Close a period: settle the facts that agree with their sources.
 
     Nothing is closed, and the exit code is 14, while a key fact does not agree.
     """
-    principal = Principal(org, subject, role or ())
-    with _opened(session, shared, url, keys, policy, objects=objects, principal=principal) as ledger:
+    with access.ledger(session, shared) as ledger:
         period = ledger.close()
     if as_json:
         emit_json(period)
@@ -160,23 +128,17 @@ def _close(
         say(f"Closed {period.id} with {counted(len(period.facts), 'fact')}.")
 
 
+@with_options
 def _history(
     *,
     fact: _Fact,
     session: _Session = None,
     shared: _Shared = None,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Roles = None,
+    access: Access,
     as_json: Json = False,
 ) -> None:
     """Show a fact with all that it superseded and all that superseded it, oldest first."""
-    principal = Principal(org, subject, role or ())
-    with _opened(session, shared, url, keys, policy, objects=objects, principal=principal) as ledger:
+    with access.ledger(session, shared) as ledger:
         found = ledger.books().history(fact)
     if not found:
         raise FormatError("There is no such fact.")
@@ -186,26 +148,20 @@ def _history(
         _table_of_facts(f"history of {fact}", found)
 
 
+@with_options
 def _audit(
     *,
     fact: _Fact,
     session: _Session = None,
     shared: _Shared = None,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Roles = None,
+    access: Access,
     as_json: Json = False,
 ) -> None:
     """Follow a fact to its originals: the cited parts, and the digests of then and of now.
 
     Originals are read under the rules of a restore, and each grant is in the log; exit 14 where a digest differs.
     """
-    principal = Principal(org, subject, role or ())
-    with _opened(session, shared, url, keys, policy, objects=objects, principal=principal) as ledger:
+    with access.ledger(session, shared) as ledger:
         cited = ledger.audit(fact)
         posted = ledger.books().facts[fact]
     agrees = all(one.agrees for one in cited)
@@ -229,40 +185,6 @@ def _audit(
 
 
 # --- pieces -------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _opened(
-    session: str | None,
-    shared: str | None,
-    url: str,
-    keys: str | None,
-    policy: Path | None,
-    *,
-    objects: str | None,
-    principal: Principal,
-) -> Iterator["Ledger"]:
-    """A ledger that is there already: looking makes none.
-
-    Raises:
-        NotAvailableError: there is no such session or ledger for this principal.
-    """
-    if (session is None) == (shared is None):
-        raise typer.BadParameter("Name a session, or a shared ledger with --shared, and not both.")
-    from evidence_archive.archive import LEDGER
-    from evidence_archive.vault import asked_session
-
-    if session is not None and session.startswith(LEDGER):  # before it is looked up: who may not may not know
-        raise FormatError(f"A session's id does not begin with {LEDGER!r}: use --shared for a shared ledger.")
-    with opened(url, keys, policy, objects, principal, decides=True) as (archive, vault):
-        with vault.store.reading(vault.store_wait_ms) as reader:
-            row = reader.session(asked_session(session if shared is None else f"{LEDGER}{shared}"))
-        if row is None:
-            raise NotAvailableError
-        if shared is not None:
-            yield archive.ledger(shared, principal)
-        else:
-            yield archive.session(row.session_id, principal, row.dialect).ledger
 
 
 def _table_of_facts(title: str, facts: "list[Fact]") -> None:

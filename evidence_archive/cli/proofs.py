@@ -9,22 +9,11 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from evidence_archive.cli.opening import custody_of, opened
-from evidence_archive.cli.options import (
-    Anchors,
-    Custodians,
-    Json,
-    Keys,
-    Objects,
-    Org,
-    PolicyFile,
-    Roles,
-    Subject,
-    Url,
-)
+from evidence_archive.cli.opening import Access, CustodyAccess, with_options
+from evidence_archive.cli.options import Anchors, Json
 from evidence_archive.cli.render import counted, emit_json, say, table
 from evidence_archive.errors import AuditBrokenError, EvidenceArchiveError, FormatError
-from evidence_archive.model import Principal, format_time
+from evidence_archive.model import format_time
 
 __all__ = ["KeyLine", "named_file", "register", "verifier"]
 
@@ -70,15 +59,10 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="audit")
 
 
+@with_options
 def _log(
     *,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Roles = None,
+    access: Access,
     start: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="First entry to list, from 0.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -86,9 +70,8 @@ def _log(
 
     The entries are hashed and compared with the head; exit 32 when they disagree.
     """
-    principal = Principal(org, subject, role or ())
-    with opened(url, keys, policy, objects, principal, decides=False) as (archive, _):
-        report = archive.audit(principal=principal, start=start)
+    with access.opened(decides=False) as (archive, _):
+        report = archive.audit(principal=access.principal, start=start)
     if as_json:
         emit_json(
             {
@@ -118,7 +101,7 @@ def _log(
             for leaf in report.entries
         ]
         heads = ("seq", "time", "event", "session", "subject", "details")
-        table(f"audit log of {org}", heads, rows, numbers=[0])
+        table(f"audit log of {access.org}", heads, rows, numbers=[0])
         verdict = "INTACT: the entries and the head agree" if report.intact else "BROKEN: entries and head disagree"
         entries = counted(report.size, "entry", "entries")
         say(f"{entries}, {len(rows)} listed. {verdict}.", f"root {report.root_hex}")
@@ -139,40 +122,18 @@ def _details(details: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-def _checkpoint(
-    *,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    anchor: Anchors = None,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+def _checkpoint(*, access: CustodyAccess, anchor: Anchors = None, as_json: Json = False) -> None:
     """Sign the head of the log, and hand a copy to every anchor; the signed note is printed."""
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal, anchors=anchor or ()) as custody:
+    with access.custody(anchors=anchor or ()) as custody:
         note = custody.checkpoint()
     _print_head(note, as_json)
 
 
-def _reanchor(
-    *,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    anchor: Anchors = None,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+def _reanchor(*, access: CustodyAccess, anchor: Anchors = None, as_json: Json = False) -> None:
     """Sign the head of a log that was put back on purpose, and give up the longer one that an anchor knows."""
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal, anchors=anchor or ()) as custody:
+    with access.custody(anchors=anchor or ()) as custody:
         note = custody.reanchor()
     _print_head(note, as_json)
 
@@ -184,20 +145,10 @@ def _print_head(note: str, as_json: bool) -> None:
         print(note, end="")
 
 
-def _key(
-    *,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
-    as_json: Json = False,
-) -> None:
+@with_options
+def _key(*, access: CustodyAccess, as_json: Json = False) -> None:
     """Print the public key that verifies this log's checkpoints and proofs; an auditor keeps it."""
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal) as custody:
+    with access.custody() as custody:
         key = custody.key()
     if as_json:
         emit_json({"key": key})
@@ -205,27 +156,21 @@ def _key(
         print(key)
 
 
+@with_options
 def _prove(
     *,
     session: Annotated[str, typer.Argument(metavar="SESSION", help="Session id.", show_default=False)],
     result: Annotated[str | None, typer.Argument(metavar="RESULT", help="Result ID; without it the session.")] = None,
-    url: Url,
-    org: Org,
-    subject: Subject,
+    access: CustodyAccess,
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the proofs go; made if need be.")],
     anchor: Anchors = None,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
     as_json: Json = False,
 ) -> None:
     """Write a proof of every entry of the log that names a session, or one result of it.
 
     Each is a file of its own that 'audit verify-proof' checks with the public key alone.
     """
-    principal = Principal(org, subject, role or ())
-    with custody_of(url, keys, policy, objects, principal, anchors=anchor or ()) as custody:
+    with access.custody(anchors=anchor or ()) as custody:
         proven = [custody.prove(seq) for seq in custody.entries(session, result)]
     out.mkdir(parents=True, exist_ok=True)
     written = []
@@ -266,24 +211,18 @@ def _verify_proof(
     )
 
 
+@with_options
 def _verify_checkpoint(
     *,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A checkpoint that was kept.", show_default=False)],
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
+    access: CustodyAccess,
     as_json: Json = False,
 ) -> None:
     """Show that the log still begins with what an older checkpoint signed. Exit 32 when it does not."""
     from evidence_archive.proof.checkpoint import CHECKPOINT_BYTES_MAX
 
-    principal = Principal(org, subject, role or ())
     note = _read(file, CHECKPOINT_BYTES_MAX).decode("utf-8", "replace")
-    with custody_of(url, keys, policy, objects, principal) as custody:
+    with access.custody() as custody:
         known = custody.consistent(note)
     if as_json:
         emit_json({"consistent": True, "size": known.size, "root": known.root})

@@ -2,21 +2,17 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from difflib import SequenceMatcher, unified_diff
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evidence_archive.cli.opening import opened, suspension
-from evidence_archive.cli.options import Json, Keys, Objects, Org, PolicyFile, Roles, Subject, Url
+from evidence_archive.cli.opening import Access, with_options
+from evidence_archive.cli.options import Json
 from evidence_archive.cli.render import counted, emit_json, one_line, plain, say, table
-from evidence_archive.errors import FormatError
-from evidence_archive.model import Principal, format_time
+from evidence_archive.model import format_time
 
 if TYPE_CHECKING:
-    from evidence_archive.session import Session
     from evidence_archive.tracing import TraceEntry
 
 __all__ = ["register"]
@@ -43,25 +39,19 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="trace")
 
 
+@with_options
 def _show(
     *,
     session: _SessionArgument,
     request: Annotated[int | None, _request("REQUEST", "Number of a request; without it, all are listed.")] = None,
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Roles = None,
+    access: Access,
     as_json: Json = False,
 ) -> None:
     """List the requests of a session, or show the messages of one.
 
     For the owner of the session, where its policy says trace = "sealed". Showing messages is logged.
     """
-    principal = Principal(org, subject, role or ())
-    with _session(session, principal, url, keys=keys, policy=policy, objects=objects) as found:
+    with access.session(session) as found:
         if request is None:
             entries = found.trace()
         else:
@@ -120,26 +110,20 @@ def _told(message: Mapping[str, Any]) -> Iterator[str]:
             yield f"> {one_line(name)}: {_line(value)}"
 
 
+@with_options
 def _diff(
     *,
     session: _SessionArgument,
     first: Annotated[int, _request("A", "Number of a request.")],
     second: Annotated[int, _request("B", "Number of another one.")],
-    url: Url,
-    org: Org,
-    subject: Subject,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Roles = None,
+    access: Access,
     as_json: Json = False,
 ) -> None:
     """Show which messages left and came between two requests.
 
     As a unified diff with one message in a line, as JSON. Both requests are logged as read.
     """
-    principal = Principal(org, subject, role or ())
-    with _session(session, principal, url, keys=keys, policy=policy, objects=objects) as found:
+    with access.session(session) as found:
         before, after = (_finite(found.trace_request(request)) for request in (first, second))
     old, new = ([_line(message) for message in messages] for messages in (before, after))
     if not as_json:
@@ -150,20 +134,6 @@ def _diff(
     removed = [{"at": at + 1, "message": before[at]} for _, start, end, _, _ in steps for at in range(start, end)]
     added = [{"at": at + 1, "message": after[at]} for _, _, _, start, end in steps for at in range(start, end)]
     emit_json({"session": session, "from": first, "to": second, "removed": removed, "added": added})
-
-
-@contextmanager
-def _session(
-    session_id: str, principal: Principal, url: str, *, keys: str | None, policy: Path | None, objects: str | None
-) -> "Iterator[Session]":
-    """A session that exists, as its owner opens it."""
-    from evidence_archive.archive import LEDGER
-
-    if session_id.startswith(LEDGER):  # before it is looked up: who may not may not know
-        raise FormatError(f"A session's id does not begin with {LEDGER!r}; a shared ledger has no trace.")
-    with opened(url, keys, policy, objects, principal, decides=True) as (archive, vault):
-        suspension(vault, session_id)  # nothing is begun by looking at it
-        yield archive.session(session_id, principal)
 
 
 def _line(value: object) -> str:

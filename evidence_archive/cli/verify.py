@@ -4,18 +4,17 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evidence_archive.cli.opening import custody_of
-from evidence_archive.cli.options import Custodians, Json, Keys, Objects, Org, PolicyFile, Url
+from evidence_archive.cli.opening import CustodyAccess, with_options
+from evidence_archive.cli.options import Json
 from evidence_archive.cli.proofs import verifier
 from evidence_archive.cli.render import counted, emit_json, say, table
 from evidence_archive.errors import EvidenceArchiveError, IntegrityError, ShreddedError, StoreUnavailableError
-from evidence_archive.model import Principal
 
 if TYPE_CHECKING:
     from evidence_archive.ports import Anchor, ObjectStore
@@ -32,12 +31,6 @@ _ANCHORS = frozenset({"objects", "s3", "command"})
 
 _STORE = "--url sqlite:///evidence.db --keys evidence.keys --org north-clinic --subject records-office"
 
-_Subject = Annotated[
-    str | None,
-    typer.Option(
-        "--subject", metavar="NAME", envvar="EVIDENCE_ARCHIVE_SUBJECT", help="Who asks; not needed with --keyless."
-    ),
-]
 _Anchor = Annotated[
     list[str] | None,
     typer.Option(
@@ -56,15 +49,30 @@ def register(app: typer.Typer) -> None:
     app.command("fsck", epilog=f"Example: evidence-archive fsck {_STORE} --quarantine")(_fsck)
 
 
+@dataclass(frozen=True, slots=True)
+class _PerhapsKeyless(CustodyAccess):
+    """Access that may go without who asks.
+
+    Args:
+        url, org, subject, keys, policy, objects, role: as for :class:`CustodyAccess`.
+    """
+
+    subject: Annotated[
+        str,
+        typer.Option(
+            "--subject",
+            metavar="NAME",
+            envvar="EVIDENCE_ARCHIVE_SUBJECT",
+            help="Who asks; not needed with --keyless.",
+            show_default=False,
+        ),
+    ] = ""
+
+
+@with_options
 def _verify(
     *,
-    url: Url,
-    org: Org,
-    subject: _Subject = None,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
+    access: _PerhapsKeyless,
     level: Annotated[
         str | None,
         typer.Option(
@@ -106,16 +114,15 @@ def _verify(
         named: dict[str, Any] = {"sample": sample, "since_us": since_us}
         with _bar(shown=not as_json) as progress:
             if keyless:
-                report = _without_keys(url, org, objects, anchor, log_key, progress=progress, **named)
-            elif subject is None:
+                report = _without_keys(access, anchor, log_key, progress=progress, **named)
+            elif not access.subject:
                 raise typer.BadParameter("--subject says who asks; only --keyless goes without.")
             else:
-                principal = Principal(org, subject, role or ())
                 try:
-                    with custody_of(url, keys, policy, objects, principal, damaged=True) as custody:
+                    with access.custody(damaged=True) as custody:
                         report = custody.verify(level or "seals", anchors=anchor or (), progress=progress, **named)
                 except (IntegrityError, ShreddedError) as error:
-                    report = _without_keys(url, org, objects, anchor, log_key, progress=progress, **named)
+                    report = _without_keys(access, anchor, log_key, progress=progress, **named)
                     report = _unopened(report, error)
     _show(report, as_json=as_json)
     if not report.is_clean:
@@ -135,9 +142,7 @@ def _unopened(report: "VerifyReport", error: EvidenceArchiveError) -> "VerifyRep
 
 
 def _without_keys(
-    url: str,
-    org: str,
-    objects: str | None,
+    access: CustodyAccess,
     anchor: list[str] | None,
     log_key: str | None,
     *,
@@ -150,12 +155,12 @@ def _without_keys(
 
     anchors = [_anchor(one) for one in anchor or ()]
     key = None if log_key is None else verifier(log_key)
-    store = open_store(url, create=False)
+    store = open_store(access.url, create=False)
     try:
         return verify_keyless(
             store,
-            org,
-            objects=_objects_of(store, objects),
+            access.org,
+            objects=_objects_of(store, access.objects),
             key=key,
             sample=sample,
             since_us=since_us,
@@ -188,15 +193,10 @@ def _check_file(anchor: str) -> None:
         raise StoreUnavailableError(f"There is no file {anchor!r}: name the anchor that keeps heads of this log.")
 
 
+@with_options
 def _fsck(
     *,
-    url: Url,
-    org: Org,
-    subject: _Subject = None,
-    keys: Keys = None,
-    policy: PolicyFile = None,
-    objects: Objects = None,
-    role: Custodians = None,
+    access: CustodyAccess,
     level: Annotated[str, typer.Option("--level", metavar="NAME", help="keyless, seals or full.")] = "full",
     quarantine: Annotated[
         bool, typer.Option("--quarantine", help="Suspend archiving in sessions with findings; without it, nothing.")
@@ -210,15 +210,9 @@ def _fsck(
     without it nothing is changed. Exit 0 when all is as it should be, 1 with findings, 2 when it could not run.
     """
     with _could_not_run():
-        if subject is None:
-            raise typer.BadParameter("--subject says who asks.")
         for one in anchor or ():
             _check_file(one)
-        principal = Principal(org, subject, role or ())
-        with (
-            _bar(shown=not as_json) as progress,
-            custody_of(url, keys, policy, objects, principal, damaged=True) as custody,
-        ):
+        with _bar(shown=not as_json) as progress, access.custody(damaged=True) as custody:
             done = custody.fsck(dry_run=not quarantine, level=level, anchors=anchor or (), progress=progress)
     if as_json:
         emit_json({**_document(done.report), "dry_run": done.dry_run, "quarantines": done.quarantines})
