@@ -9,7 +9,7 @@ Memory holds the heads of entries and the newest request; the others are read wh
 import json
 from base64 import b64decode, b64encode
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,13 @@ from evidence_archive.books import Books, Posting
 from evidence_archive.errors import (
     EvidenceArchiveError,
     FormatError,
+    MessageShapeError,
     NotAvailableError,
     SealBrokenError,
     ShreddedError,
 )
-from evidence_archive.model import ce, format_result_id
+from evidence_archive.matching import Timeline
+from evidence_archive.model import Facts, ce, format_result_id
 from evidence_archive.ports import Reader, ResultRow, SessionRow, Writer
 from evidence_archive.proof import leaf as audit
 from evidence_archive.records import Records
@@ -41,6 +43,9 @@ COMPRESS_BYTES_MIN = 1_024
 
 WHOLE_EVERY = 100
 """Of so many entries one at least is whole: reading a request opens no more of them, however long the task."""
+
+NO_RECORD = 0
+"""Stands in the log for a result that has no number."""
 
 _LEVEL = 3
 _NOT_OURS = "An entry of the trace is not what this library puts down."
@@ -226,7 +231,8 @@ class Tracing:
 
         Raises:
             FormatError: it was not written down.
-            NotAvailableError: a result in it is one that its reader may not have back.
+            NotAvailableError: a result in it is one that its reader may not have back, or might not if it had a
+                record.
             ShreddedError: the session, or an original of it, was shredded since.
             SealBrokenError: postings were removed or changed.
             StoreError: the store cannot be read, or the log cannot be written; nothing was released.
@@ -238,7 +244,10 @@ class Tracing:
             raise FormatError(f"This request is not in the trace of the session: {told}, and its list tells of gaps.")
         lines = self._request(known, numbers[request])
         generation = self._records.keys.generation
-        results = {int(number) for line in lines for number in line.partition(" ")[0].split(",") if number}
+        messages = [json.loads(line.partition(" ")[2]) for line in lines]
+        numbered = [_numbers(line) for line in lines]
+        unrecorded = list(self._unrecorded(numbered, messages))
+        results = set().union(*numbered)
         records = self._records
 
         def logged(writer: Writer) -> list[int]:
@@ -249,6 +258,8 @@ class Tracing:
             if records.keys.generation != generation:
                 raise ShreddedError(_SHREDDED)
             denied = [number for number in sorted(results) if not self._may_read(row, number)]
+            if not all(self._may_read_unrecorded(row, facts) for facts in unrecorded):
+                denied.append(NO_RECORD)
             if denied:
                 details = {"result": format_result_id(denied[0]), "why": "not_available"}
                 writer.append([records.leaf(audit.RESTORE_DENIED, details=details)])
@@ -261,7 +272,37 @@ class Tracing:
             records.log.warning("evidence_archive.denied", result=format_result_id(denied[0]), why="not_available")
             raise NotAvailableError
         records.log.info("evidence_archive.trace_read", request=request, messages=len(lines))
-        return [json.loads(line.partition(" ")[2]) for line in lines]
+        return messages
+
+    def _unrecorded(self, numbered: Sequence[Set[int]], messages: Sequence[Any]) -> Iterator[Facts | None]:
+        """Of each result in the messages that has no record, or may be the one without: all that is known of it.
+
+        Such a result came while the store was away, or cannot be archived. ``None``: its tool cannot be told, because
+        a message cannot be read any more as it was.
+        """
+        dialect, readable, is_whole = self._records.dialect, [], True
+        for message in messages:
+            try:
+                dialect.read(message)
+                readable.append(message)
+            except MessageShapeError:  # what an SDK did not set, its JSON does not tell
+                readable.append(dialect.said(""))
+                is_whole = False
+        timeline = Timeline(dialect)
+        timeline.advance(readable)
+        for at, message in enumerate(readable):
+            places = timeline.by_index.get(at, ())
+            if not places and dialect.role(message) == "tool":
+                yield Facts(("",))
+            for place in places if len(numbered[at]) < len(places) else ():
+                content = place.content
+                size_chars = dialect.size_chars(content) if isinstance(content, str | list) else 0
+                known = Facts(place.tools or ("",), size_chars=size_chars)
+                yield known if is_whole or place.call is not None else None
+
+    def _may_read_unrecorded(self, session: SessionRow, facts: Facts | None) -> bool:
+        """Whether a result could be restored that had these facts and no label."""
+        return facts is not None and self._records.vault.may(self._records.principal, session.subject, facts)
 
     def _may_read(self, session: SessionRow, number: int) -> bool:
         """Whether a result could be restored, so that what shows it may be read."""
@@ -330,6 +371,11 @@ class Tracing:
 
     def _opened(self, request: int, part: int, data: str) -> bytes:
         return unwrap(self._key, b64decode(data, validate=True), self._context(request, part))
+
+
+def _numbers(line: str) -> set[int]:
+    """The numbers of the results in the message of a line."""
+    return {int(number) for number in line.partition(" ")[0].split(",") if number}
 
 
 def _mark(head: Posting) -> Any:

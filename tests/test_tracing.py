@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from independent_decoder import decrypt, fields_of, hkdf
 from openai.types.chat import ChatCompletionMessage
+from pydantic import BaseModel
 
 from evidence_archive import Archive, Policy, Principal, Session, books, tracing
 from evidence_archive.dialects.chat import ChatDialect
@@ -444,6 +445,112 @@ def test_a_result_that_got_its_number_later_is_known_by_it(flaky: Archive, desk:
         session.label("r1", sensitivity="medical")
         with pytest.raises(NotAvailableError):
             session.trace_request(3)
+
+
+KEEPS = '[[restore]]\ntools = ["emr.read"]\nroles = ["physician"]\n'
+
+
+class Terse(BaseModel):
+    """An object of an SDK that does not say its role unless it was set."""
+
+    role: str = "assistant"
+    tool_calls: list[Any]
+
+
+def unrecorded(how: str, tool: str, flaky: Archive, talk: Conversation) -> Session:
+    """A request that shows a result of a tool, and no record of it."""
+    session = flaky.session("case", OWNER)
+    session.view(talk.messages)
+    if how == "away":
+        flaky.flaky.fault = "insert_results"
+        talk.tool("a made-up diagnosis", name=tool)
+    elif how == "orphan":
+        talk.messages.append(
+            {"role": "tool", "tool_call_id": "x", "name": tool, "content": [{"type": "text", "text": "a diagnosis"}]}
+        )
+    elif how == "not exact":
+        talk.call(tool)
+        talk.messages.append(
+            {
+                "role": "tool",
+                "tool_call_id": "call_1",
+                "content": [{"type": "text", "text": "a diagnosis", "at": {1}}],
+            }
+        )
+    else:
+        talk.call(tool)
+        talk.messages[-1] = Terse(tool_calls=talk.messages[-1]["tool_calls"])
+        talk.messages.append({"role": "tool", "tool_call_id": "call_1", "content": "a diagnosis"})
+        flaky.flaky.fault = "insert_results"
+    session.view(talk.messages)
+    flaky.flaky.fault = None
+    assert session.results() == [], "it has a record"
+    return session
+
+
+HOWS = ["away", "orphan", "not exact"]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_what_has_no_record_is_shown_under_the_rules_it_would_be_restored_by(
+    flaky: Archive, desk: Desk, talk: Conversation, how: str
+):
+    unrecorded(how, "emr.read", flaky, talk)
+    with opening(desk, traced(KEEPS)) as archive:
+        session = archive.session("case", OWNER)
+        assert len(session.trace_request(1)) == 1
+        with pytest.raises(NotAvailableError):
+            session.trace_request(2)
+        entry = archive.audit(principal=OWNER).entries[-1]
+        assert (entry.event, entry.details) == ("restore.denied", {"result": "r0", "why": "not_available"})
+        physician = Principal("north-clinic", "triage-agent", {"physician"})
+        assert "diagnosis" in read(archive.session("case", physician), 2)[-1]
+        assert archive.custody(KEEPER).verify("full").findings == ()
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_what_has_no_record_and_that_no_rule_keeps_is_shown(flaky: Archive, desk: Desk, talk: Conversation, how: str):
+    unrecorded(how, "logs.search", flaky, talk)
+    with opening(desk, traced(KEEPS)) as archive:
+        assert "diagnosis" in read(archive.session("case", OWNER), 2)[-1]
+
+
+@pytest.mark.parametrize("tool", ["emr.read", "logs.search"])
+def test_what_has_no_record_and_whose_tool_cannot_be_told_is_not_shown(
+    flaky: Archive, desk: Desk, talk: Conversation, tool: str
+):
+    unrecorded("terse", tool, flaky, talk)
+    with opening(desk, traced(KEEPS)) as archive, pytest.raises(NotAvailableError):
+        archive.session("case", OWNER).trace_request(2)
+
+
+def test_a_message_that_cannot_be_read_any_more_is_shown(sqlite_desk: Desk, talk: Conversation):
+    with opening(sqlite_desk, traced(KEEPS)) as archive:
+        session = archive.session("case", OWNER)
+        sent = exact(session.view([*talk.messages, Terse(tool_calls=[])]))
+        assert read(session, 1) == sent
+        assert "role" not in json.loads(sent[-1])
+
+
+def test_a_tool_message_that_is_no_result_is_shown_under_the_rules_for_every_tool(
+    sqlite_desk: Desk, talk: Conversation
+):
+    talk.messages.append({"role": "function", "name": "emr.read", "content": "a made-up diagnosis"})
+    with opening(sqlite_desk, traced('[[restore]]\nroles = ["physician"]\n')) as archive:
+        session = archive.session("case", OWNER)
+        session.view(talk.messages)
+        with pytest.raises(NotAvailableError):
+            session.trace_request(1)
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_must_fail_control_a_trace_that_asks_of_records_alone_gives_it_out(
+    flaky: Archive, desk: Desk, talk: Conversation, monkeypatch: pytest.MonkeyPatch, how: str
+):
+    unrecorded(how, "emr.read", flaky, talk)
+    monkeypatch.setattr(Tracing, "_unrecorded", lambda *_: [])
+    with opening(desk, traced(KEEPS)) as archive:
+        assert "diagnosis" in read(archive.session("case", OWNER), 2)[-1]
 
 
 def test_must_fail_control_a_trace_that_does_not_ask_gives_it_out(
