@@ -5,6 +5,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,74 @@ def test_each_built_in_check_passes_on_what_is_so(desk: Desk, owner: Principal, 
         ):
             assert session.ledger.verify(claim, check).is_current
         assert len(session.ledger.books().facts) == 6
+
+
+class Named:
+    """A path that is neither text nor :class:`Path`."""
+
+    def __init__(self, name: str | bytes) -> None:
+        self.name = name
+
+    def __fspath__(self) -> Any:
+        return self.name
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: quotes(b"x"), "a text"),  # type: ignore[arg-type]
+        (lambda: quotes(None), "a text"),  # type: ignore[arg-type]
+        (lambda: matches(None), "not a regular expression"),  # type: ignore[arg-type]
+        (lambda: matches(["x"]), "not a regular expression"),  # type: ignore[arg-type]
+        (lambda: matches("("), "not a regular expression"),
+        (lambda: matches("x{99999999999}"), "not a regular expression"),
+        (lambda: matches(b"x"), "a text"),  # type: ignore[arg-type]
+        (lambda: matches("(x)", group=1), "a text"),  # type: ignore[arg-type]
+        (lambda: number_is("1"), "finite numbers"),  # type: ignore[arg-type]
+        (lambda: number_is(10**400), "finite numbers"),
+        (lambda: number_is(1, tolerance=10**5_000), "finite numbers"),
+        (lambda: number_is(float("nan")), "finite numbers"),
+        (lambda: number_is(1, pattern=b"x"), "a text"),  # type: ignore[arg-type]
+        (lambda: pointer_equals(None, 1), "JSON pointer"),  # type: ignore[arg-type]
+        (lambda: pointer_equals("items", 1), "JSON pointer"),
+        (lambda: pointer_equals("/a", b"x"), "a JSON value"),
+        (lambda: pointer_equals("/a", 10**5_000), "a JSON value"),
+        (lambda: file_equals(None), "Name the file"),  # type: ignore[arg-type]
+        (lambda: file_equals(Named(b"x")), "Name the file"),  # type: ignore[arg-type]
+        (lambda: command_succeeds(), "Name the program"),
+        (lambda: command_succeeds(["ls", "-l"]), "one by one"),  # type: ignore[arg-type]
+        (lambda: command_succeeds("ls", 5), "one by one"),  # type: ignore[arg-type]
+        (lambda: command_succeeds("ls", cwd=["x"]), "the folder"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_checked_with_is_refused_in_a_sentence_when_the_check_is_made(make: Any, words: str):
+    with pytest.raises(FormatError, match=words) as refused:
+        make()
+    assert str(refused.value).endswith(".")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_a_name_that_the_system_does_not_take_is_refused_when_the_check_is_made(name: str):
+    for make in (file_equals, command_succeeds, partial(command_succeeds, "true")):
+        with pytest.raises(FormatError):
+            make(name)
+    with pytest.raises(FormatError):
+        command_succeeds("true", cwd=name)
+
+
+def test_paths_of_any_kind_name_files_and_programs(tmp_path: Path):
+    (tmp_path / "data").write_text(DATA)
+    for kind in (str, Path, Named):
+        assert file_equals(kind(str(tmp_path / "data")))([DATA.encode()])  # type: ignore[arg-type]
+        assert command_succeeds(kind(sys.executable), "-c", "", cwd=kind(str(tmp_path)))([b""])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fact_id", [None, 1, ["f1"], {"f1"}, "f9"])
+def test_the_history_of_what_is_no_fact_is_empty(sqlite_desk: Desk, owner: Principal, fact_id: Any):
+    with opened(sqlite_desk) as archive:
+        session = filled(archive, owner)
+        posted(session)
+        assert session.ledger.books().history(fact_id) == []
 
 
 @pytest.mark.parametrize("data", ["no base64!", "ä", "QUJD", "/w", 5, None, ["/w=="]])

@@ -5,8 +5,10 @@ A check gets the cited parts, as bytes in the order of the sources, and returns 
 """
 
 import json
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +23,7 @@ __all__ = [
     "Check",
     "command_succeeds",
     "file_equals",
+    "is_path",
     "matches",
     "number_is",
     "pointer_equals",
@@ -38,7 +41,12 @@ def quotes(text: str) -> Check:
 
     Args:
         text: what has to be there; any characters, also line breaks.
+
+    Raises:
+        FormatError: it is no text.
     """
+    if not isinstance(text, str):
+        raise FormatError("What is to be quoted is a text.")
     wanted = text.encode("utf-8", "surrogatepass")
 
     def check(parts: Sequence[bytes]) -> Outcome:
@@ -58,12 +66,11 @@ def matches(pattern: str, group: str | None = None) -> Check:
         group: what the first group has to be; ``None`` where a match is enough.
 
     Raises:
-        FormatError: the pattern is none, or has no group where one is asked for.
+        FormatError: the pattern is none, or has no group where one is asked for, or what that has to be is no text.
     """
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise FormatError("The pattern of a check is not a regular expression.") from error
+    compiled = _compiled(pattern)
+    if group is not None and not isinstance(group, str):
+        raise FormatError("What a group of a pattern has to be is a text.")
     if group is not None and compiled.groups < 1:
         raise FormatError("A pattern whose group is compared needs a group.")
 
@@ -89,14 +96,11 @@ def number_is(value: float, *, tolerance: float = 0.0, pattern: str = r"-?\d+(?:
         FormatError: a value is no finite number, or the pattern is none.
     """
     for number in (value, tolerance):
-        if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < float("inf"):
-            raise FormatError("A number that is checked, and its tolerance, are finite numbers.")
+        if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= sys.float_info.max:
+            raise FormatError("A number that is checked, and its tolerance, are finite numbers of up to 1.79e308.")
     if tolerance < 0:
         raise FormatError("A tolerance is at least 0.")
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise FormatError("The pattern of a check is not a regular expression.") from error
+    compiled = _compiled(pattern)
 
     def check(parts: Sequence[bytes]) -> Outcome:
         for at, part in enumerate(parts, 1):
@@ -118,16 +122,24 @@ def pointer_equals(pointer: str, value: Any) -> Check:
     Args:
         pointer: such as ``/items/3/price``.
         value: a JSON value.
+
+    Raises:
+        FormatError: it is none, or the pointer is none.
     """
-    expected = json.dumps(value, sort_keys=True)
+    if not isinstance(pointer, str) or (pointer and not pointer.startswith("/")):
+        raise FormatError("A JSON pointer is a text such as /items/3/price; an empty one is the whole.")
+    try:
+        expected = json.dumps(value, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise FormatError("What is compared with the value at a JSON pointer is a JSON value.") from error
 
     def check(parts: Sequence[bytes]) -> Outcome:
         for at, part in enumerate(parts, 1):
             try:
-                found = value_at(json.loads(part), pointer)
+                found = json.dumps(value_at(json.loads(part), pointer), sort_keys=True)
             except (ValueError, RecursionError, FormatError):
                 continue
-            if json.dumps(found, sort_keys=True) == expected:
+            if found == expected:
                 return Outcome(f"pointer_equals {pointer}", f"source {at} has this value there")
         raise CheckFailedError("pointer_equals: no cited part has this value there.")
 
@@ -139,7 +151,12 @@ def file_equals(path: str | Path) -> Check:
 
     Args:
         path: of a file of at most 64 MiB, read when the check runs.
+
+    Raises:
+        FormatError: it is no path.
     """
+    if not is_path(path):
+        raise FormatError("Name the file that is compared: a path, as text or as a Path.")
     file = Path(path)
 
     def check(parts: Sequence[bytes]) -> Outcome:
@@ -155,7 +172,7 @@ def file_equals(path: str | Path) -> Check:
     return check
 
 
-def command_succeeds(*command: str, cwd: str | Path | None = None) -> Check:
+def command_succeeds(*command: str | Path, cwd: str | Path | None = None) -> Check:
     """Passes where a program, given the cited parts on its standard input one after the other, exits with 0.
 
     Args:
@@ -163,10 +180,14 @@ def command_succeeds(*command: str, cwd: str | Path | None = None) -> Check:
         cwd: the folder it runs in.
 
     Raises:
-        FormatError: no program is named.
+        FormatError: no program is named, or what is named cannot be: each is a text or a path.
     """
     if not command:
         raise FormatError("Name the program that checks.")
+    if not all(map(is_path, command)):
+        raise FormatError('The program and its arguments are texts, one by one: command_succeeds("diff", "a", "b").')
+    if cwd is not None and not is_path(cwd):
+        raise FormatError("Name the folder a program runs in: a path, as text or as a Path.")
 
     def check(parts: Sequence[bytes]) -> Outcome:
         try:
@@ -186,3 +207,23 @@ def command_succeeds(*command: str, cwd: str | Path | None = None) -> Check:
         return Outcome(f"command_succeeds {Path(command[0]).name}", "it exited with 0")
 
     return check
+
+
+def _compiled(pattern: object) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)  # type: ignore[call-overload]
+        if isinstance(compiled.pattern, str):
+            return compiled  # type: ignore[no-any-return]
+    except (re.error, TypeError, OverflowError, RecursionError) as error:
+        raise FormatError("The pattern of a check is not a regular expression.") from error
+    raise FormatError("The pattern of a check is a text, as the parts are read as text for it.")
+
+
+def is_path(value: object) -> bool:
+    """Whether it is a text, or a path made of one, that the system takes as a name or as a word of a command."""
+    if not isinstance(value, str | os.PathLike):
+        return False
+    try:
+        return isinstance(os.fspath(value), str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False

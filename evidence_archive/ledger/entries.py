@@ -184,7 +184,7 @@ class Books:
 
     def history(self, fact_id: str) -> list[Fact]:
         """A fact with all it superseded and all that superseded it, oldest first; empty for an unknown id."""
-        if fact_id not in self.facts:
+        if not isinstance(fact_id, str) or fact_id not in self.facts:
             return []
         beside: dict[str, list[str]] = {}
         for one in self.facts.values():
