@@ -1,6 +1,6 @@
 """The card of a session, in one of its books: every change is a posting, and the card is what they add up to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from evidence_archive.books import Books, Posting
@@ -74,7 +74,7 @@ class Carding:
             FormatError: one cannot be made, or refers to a result that was never issued; nothing was changed.
             ShreddedError, SealBrokenError, StoreError: nothing was changed.
         """
-        parsed = parse_changes(changes)
+        parsed = parse_changes(_listed(changes))
         plain = [_plain(change) for change in parsed]
         call = None if call_id is None else call_id.hex()
 
@@ -120,6 +120,20 @@ class Carding:
                 raise FormatError(
                     f"Nothing was changed. There is no result {format_result_id(reference.number)} in this session."
                 )
+
+
+def _listed(changes: object) -> object:
+    """The changes as a list, where they are several of anything.
+
+    Raises:
+        FormatError: it is one change alone, or the names of its fields, as which a list is made of one.
+    """
+    if isinstance(changes, str | bytes) or not isinstance(changes, Iterable):
+        return changes
+    listed = list(changes)
+    if isinstance(changes, Mapping) or (listed and all(isinstance(one, str) for one in listed)):
+        raise FormatError('Nothing was changed. Changes are a list, of a single one, too: [{"goal": "..."}].')
+    return listed
 
 
 def _plain(change: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,6 +77,30 @@ def test_what_cannot_be_changes_nothing_and_says_what_can(desk: Desk, owner: Pri
                 session.update_card(changes)
 
 
+@pytest.mark.parametrize("changes", [{"goal": "x"}, ["goal"], {"id": "s1", "to": "done"}], ids=str)
+def test_a_change_alone_is_told_to_be_put_in_a_list(sqlite_desk: Desk, owner: Principal, changes: Any):
+    with opened(sqlite_desk) as archive:
+        session, talk = archive.session("case", owner), Conversation()
+        with pytest.raises(FormatError, match="Changes are a list, of a single one, too"):
+            session.update_card(changes)
+        answer = talk.ours(session, "update_card", json.dumps({"changes": changes}))["content"]
+        assert "Changes are a list, of a single one, too" in answer
+        assert session.card().version == 0
+
+
+@pytest.mark.parametrize("changes", [None, 5, True, b"x", object()])
+def test_what_is_no_list_of_changes_is_refused_in_a_sentence(sqlite_desk: Desk, owner: Principal, changes: Any):
+    with opened(sqlite_desk) as archive, pytest.raises(FormatError, match="changes is a list"):
+        archive.session("case", owner)._carding.change(changes)
+
+
+def test_changes_come_in_any_kind_of_list(sqlite_desk: Desk, owner: Principal):
+    with opened(sqlite_desk) as archive:
+        carding = archive.session("case", owner)._carding
+        carding.change(({"goal": "x"},))
+        assert carding.change(one for one in [{"add": "step", "text": "y"}])[0].version == 2
+
+
 def test_a_call_that_is_answered_once_more_changes_nothing_more(desk: Desk, owner: Principal):
     with opened(desk) as archive:
         session, talk = archive.session("case", owner), Conversation()
