@@ -474,6 +474,31 @@ def test_what_is_no_file_is_not_made_one(where: str, tmp_path: Path, monkeypatch
 # --- proofs -----------------------------------------------------------------------------------------------------
 
 
+def test_a_log_of_one_entry_is_told_in_the_singular(
+    sqlite_desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    keeper = Principal("north-clinic", "records-office", {"custodian"})
+    old = str(tmp_path / "old.checkpoint")
+    with sqlite_desk.open() as archive:
+        archive._vault(keeper, create=True)  # the org begins, and no session
+        custody = archive.custody(keeper)
+        (tmp_path / "old.checkpoint").write_text(custody.checkpoint())
+        (tmp_path / "first.tlog-proof").write_text(custody.prove(0).proof)
+        key = custody.key()
+    options = ["--url", sqlite_desk.url, "--org", "north-clinic"]
+    acting = [*options, "--keys", str(sqlite_desk.keys), "--subject", "records-office"]
+    for words, told in (
+        (["verify", "--keyless", *options], "log of 1 entry, root"),
+        (
+            ["audit", "verify-checkpoint", old, *acting],
+            "with the 1 entry that was signed.",
+        ),
+        (["audit", "verify-proof", str(tmp_path / "first.tlog-proof"), "--key", key], "of 1 entry."),
+    ):
+        assert main(words) == 0
+        assert told in capsys.readouterr().out
+
+
 def test_a_proof_is_written_and_verified_with_the_public_key_alone(
     run: Run, store: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

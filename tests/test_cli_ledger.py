@@ -111,7 +111,7 @@ def test_reconcile_says_what_was_compared_and_ends_with_14_where_a_fact_does_not
     code, out, err = run("reconcile", "--shared", "ward-3")
     assert (code, err) == (14, "")
     assert "f1    key  artifact:report.md#L1 does not open: stored bytes were changed." in out
-    assert "1 fact read again, 0 facts looked up: 1 do not agree." in out
+    assert "1 fact read again, 0 facts looked up: 1 does not agree." in out
     code, out, err = run("reconcile", "--shared", "ward-3", "--json")
     assert (code, json.loads(out)["agrees"], err) == (14, False, "")
     code, out, err = run("close", "--shared", "ward-3")

@@ -108,7 +108,7 @@ def _reconcile(
             table("facts that do not agree", ("fact", "", "why"), rows)
         say(
             f"{counted(report.strong, 'fact')} read again, {counted(report.weak, 'fact')} looked up: "
-            f"{'all agree' if report.agrees else f'{len(report.disagreements)} do not agree'}."
+            f"{'all agree' if report.agrees else _disagreeing(len(report.disagreements))}."
         )
     if not report.agrees:
         raise typer.Exit(CheckFailedError.exit_code)
@@ -207,6 +207,10 @@ def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -
     """A table, unless there is nothing to show in it."""
     if listed := list(rows):
         table(title, heads, listed)
+
+
+def _disagreeing(count: int) -> str:
+    return f"{count} {'does' if count == 1 else 'do'} not agree"
 
 
 def _of(one: "Fact | Claim") -> str:

@@ -205,7 +205,8 @@ def _verify_proof(
         emit_json({"proven": True, "size": proof.checkpoint.size, "root": proof.checkpoint.root, "entry": leaf})
         return
     say(
-        f"PROVEN: entry {leaf.seq} is in the log {proof.checkpoint.origin} of {proof.checkpoint.size} entries.",
+        f"PROVEN: entry {leaf.seq} is in the log {proof.checkpoint.origin} of "
+        f"{counted(proof.checkpoint.size, 'entry', 'entries')}.",
         f"{format_time(leaf.time_us)} {leaf.event} session {leaf.session_id} by {leaf.subject}:",
         _details(leaf.details),
     )
@@ -227,7 +228,8 @@ def _verify_checkpoint(
     if as_json:
         emit_json({"consistent": True, "size": known.size, "root": known.root})
     else:
-        say(f"CONSISTENT: the log still begins with the {known.size} entries that were signed.")
+        signed = counted(known.size, "entry that was signed", "entries that were signed")
+        say(f"CONSISTENT: the log still begins with the {signed}.")
 
 
 @contextmanager

@@ -304,7 +304,7 @@ def _tell(report: "VerifyReport") -> None:
     counts = ", ".join(f"{name} {count:,}" for name, count in report.counts.items())
     say(
         f"Checked at level {report.level}: {counts}.",
-        f"log of {report.size:,} entries, root {report.root_hex or '?'}",
+        f"log of {counted(report.size, 'entry', 'entries')}, root {report.root_hex or '?'}",
     )
     if report.is_clean:
         say("CLEAN: the store is what its log says.")
