@@ -103,6 +103,19 @@ def test_show_tells_facts_claims_products_and_periods(run: Run):
     assert [one["text"] for one in loaded(run, "show", "--shared", "ward-3")["facts"]] == ["all is well"]
 
 
+def test_equal_facts_have_a_row_each(run: Run, store: Desk, owner: Principal):
+    with store.open(policy=Policy.loads(POLICY), counter=Characters()) as archive:
+        ledger = archive.session("case-4711", owner).ledger
+        for _ in range(2):
+            ledger.post("it took 123 ms", ["r1#L41"], quotes("123 ms"))
+    out = run("show", "case-4711")[1]
+    rows = [line.split() for line in out.splitlines() if "it took 123 ms" in line]
+    assert [row[0] for row in rows] == ["f2", "f4", "f5"]
+    assert len({tuple(row[1:-1]) for row in rows}) == 1, "they differ in their ids and times alone"
+    assert "Holding: 4 facts." in out
+    assert [one["id"] for one in loaded(run, "show", "case-4711")["facts"]] == ["f1", "f2", "f3", "f4", "f5"]
+
+
 def test_reconcile_says_what_was_compared_and_ends_with_14_where_a_fact_does_not_agree(run: Run, store: Desk):
     assert run("reconcile", "case-4711") == (0, "0 facts read again, 2 facts looked up: all agree.\n", "")
     code, out, _ = run("reconcile", "case-4711", "--strong")
