@@ -517,7 +517,7 @@ class Session:
         self._records.vault.usable()
         with self._lock:
             self._records.vault.usable()
-            return self._carding.change(list(changes))[0]
+            return self._carding.change(changes)[0]
 
     def results(self) -> list[ResultInfo]:
         """Every result of this session, by number; receipts and refusals of ours are left out.

@@ -15,7 +15,7 @@ from test_books import loosened
 
 from evidence_archive import Archive, Principal
 from evidence_archive.books import Books
-from evidence_archive.errors import CheckFailedError, MisuseError, SealBrokenError, StoreUnavailableError
+from evidence_archive.errors import CheckFailedError, FormatError, MisuseError, SealBrokenError, StoreUnavailableError
 from evidence_archive.ledger import keeping, observing
 from evidence_archive.ledger import rules as rules_module
 from evidence_archive.ledger.entries import Outcome, added_up
@@ -42,6 +42,30 @@ def wrote(talk: Conversation, path: Any, content: Any = TEXT, result: str = "ok"
     """A call of the tool and its answer; what it did is up to the test."""
     call = talk.call("write_file", json.dumps({"path": path, "content": content}))
     talk.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"root": None},
+        {"root": b"x"},
+        {"root": "a\0b"},
+        {"root": "\ud800"},
+        {"tool": 1},
+        {"path": ["x"]},
+        {"content": []},
+        {"named_below": None},
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused_in_a_sentence_when_it_is_made(root: Path, given: dict[str, Any]):
+    with pytest.raises(FormatError, match=r"[a-z]\.$"):
+        written_file(**{"tool": "write_file", "root": root, **given})
+
+
+@pytest.mark.parametrize("path", [None, 1, b"x", ["x"]])
+def test_what_is_no_text_is_no_path_of_an_artifact(path: Any):
+    with pytest.raises(FormatError, match="is a text"):
+        artifact_name(path)
 
 
 def looked_at(session: Any) -> dict[str, tuple[str, ...]]:

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from evidence_archive.errors import CheckFailedError, FormatError
+from evidence_archive.ledger.checks import is_path
 from evidence_archive.ledger.entries import Outcome
 from evidence_archive.model import Content, ToolCall
 from evidence_archive.notes import clean_name
@@ -80,6 +81,8 @@ def artifact_name(path: str) -> str:
     Raises:
         FormatError: it is none, or too long.
     """
+    if not isinstance(path, str):
+        raise FormatError("The path of an artifact is a text.")
     name = _UNFIT_IN_NAME.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), path)
     parse_reference(f"artifact:{name}")
     return name
@@ -107,7 +110,14 @@ def written_file(
     Returns:
         A rule. It does not verify a file that is missing, no regular file, larger than 64 MiB, or another than was to
         be written.
+
+    Raises:
+        FormatError: a name is no text, or the folder no path.
     """
+    if not all(isinstance(one, str) for one in (tool, path, "" if content is None else content, named_below)):
+        raise FormatError("The tool, its arguments that hold path and content, and named_below are texts.")
+    if not is_path(root):
+        raise FormatError("Name the folder the tool writes in: a path, as text or as a Path.")
     folder = Path(os.path.abspath(root))
 
     def rule(call: ToolCall, result: Content) -> Finding | None:
