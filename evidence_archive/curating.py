@@ -145,7 +145,9 @@ class Curator:
             and self.may_go(place)
         ]
         size = records.limits.batch_items_max
-        return all(self._gone(items[at : at + size], is_leaving=True) for at in range(0, len(items), size))
+        return not self.is_refused and all(
+            self._gone(items[at : at + size], is_leaving=True) for at in range(0, len(items), size)
+        )
 
     def _gone(self, items: Sequence[Item], *, is_leaving: bool = False) -> bool:
         """Whether a batch of them was archived; what cannot be an original is left out of it."""

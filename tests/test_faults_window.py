@@ -270,7 +270,7 @@ def looks_up_its_place_or_raises(patch: pytest.MonkeyPatch) -> None:
     shown = Windowing.shown
 
     def naive(self: Windowing, rendered: Any, render: Any, **named: Any) -> Any:
-        self._books.read("window")
+        self._standing._books.read("window")
         return shown(self, rendered, render, **named)
 
     patch.setattr(Windowing, "shown", naive)

@@ -15,6 +15,7 @@ from test_window_fitting import is_taken
 from evidence_archive import Archive, Principal
 from evidence_archive.dialects.chat import ChatDialect
 from evidence_archive.errors import WindowTooSmallError
+from evidence_archive.leaving import Leaving
 from evidence_archive.windowing import MESSAGE_TOKENS, Windowing
 
 KEEPER = Principal(org="north-clinic", subject="records", roles={"custodian"})
@@ -127,7 +128,7 @@ def everything(session: Any, view: list[Any], messages: list[Any]) -> list[int]:
 def test_must_fail_control_a_window_that_only_cuts_loses_messages(
     sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Windowing, "_keep", lambda *_: None)
+    monkeypatch.setattr(Leaving, "_keep", lambda *_: None)
     dice, talk = random.Random(1), Conversation()
     with opened(sqlite_desk) as archive:
         session = archive.session("case", owner)

@@ -394,7 +394,7 @@ def test_what_others_posted_while_a_summary_was_written_stays_in_the_index(
         assert slow.act is None
         told = {row.number for row in session._records.rows.values() if row.own == "span"}
         text = "\n".join(str(one["content"]) for one in view)
-        posted = [one.content["left"]["result_id"] for one in session._windowing._books.read("window")]
+        posted = [one.content["left"]["result_id"] for one in session._windowing._standing._books.read("window")]
         assert len(posted) == session._windowing._state.spans > 5
         assert all(f"> {id}: messages" in text for id in posted)
         assert len(told) >= len(posted)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_window_summaries import kept_of, span_of
 
-from evidence_archive import Principal, windowing
+from evidence_archive import Principal, leaving
 from evidence_archive.window.card import Card, changed, parse_changes
 from evidence_archive.window.summaries import Span, Summary, parse_summary, summarised
 
@@ -167,8 +167,8 @@ def test_must_fail_control_a_window_whose_summaries_carry_nothing_over_loses_ope
     def naive(span: Span, earlier: Any, summarizer: Any, **named: Any) -> Any:
         return summarised(span, (), summarizer, **{**named, "keys": ()})
 
-    monkeypatch.setattr(windowing, "summarised", naive)
-    monkeypatch.setattr(windowing, "carried", lambda facts, card, left, **named: left[-1].summary)
+    monkeypatch.setattr(leaving, "summarised", naive)
+    monkeypatch.setattr(leaving, "carried", lambda facts, card, left, **named: left[-1].summary)
     losses: list[str] = []
     tasked(sqlite_desk, owner, 5, lambda view, wanted: losses.extend(gone(view, wanted)))
     assert any(QUESTION.fullmatch(point) for point in losses)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evidence_archive.errors import FormatError
-from evidence_archive.window.costs import MILLION, Prices, Rewrite, cached_tokens
+from evidence_archive.window.costs import MILLION, Prices, Rewrite, cached_tokens, rewritten
 
 tokens = st.integers(0, 10**6)
 
@@ -62,3 +62,12 @@ def test_what_is_cached_is_the_common_prefix_and_nothing_below_the_least(
         common += 1
     prefix = sum(size for _, size in now[:common])
     assert cached_tokens(before, now, least=least) == (prefix if prefix >= least else 0)
+
+
+def test_a_change_is_priced_by_what_stands_behind_the_first_byte_that_differs_and_by_what_went() -> None:
+    before = [("system", 10), ("long", 100), ("old", 20)]
+    assert rewritten(before, [("system", 10), ("note", 5), ("old", 20), ("new", 7)]) == Rewrite(88, 32)
+    assert rewritten(before, before) == Rewrite(0, 0)
+    assert rewritten(before, [*before, ("new", 7)]).behind_tokens == 0, "it would have been read anew in any case"
+    assert rewritten([], before).behind_tokens == 0
+    assert rewritten(before, before[:1]) == Rewrite(120, 0)

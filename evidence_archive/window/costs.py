@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from evidence_archive.errors import FormatError
 
-__all__ = ["MILLION", "Prices", "Rewrite", "cached_tokens"]
+__all__ = ["MILLION", "Prices", "Rewrite", "cached_tokens", "rewritten"]
 
 MILLION = 1_000_000
 
@@ -84,3 +84,14 @@ def cached_tokens(before: Sequence[tuple[object, int]], now: Sequence[tuple[obje
             break
         tokens += new[1]
     return tokens if tokens >= least else 0
+
+
+def rewritten(before: Sequence[tuple[object, int]], now: Sequence[tuple[object, int]]) -> Rewrite:
+    """The change from one request to the next, with what it takes away and what has to be read anew for it.
+
+    Args:
+        before, now: as in :func:`cached_tokens`; where one goes on behind the other, nothing is read anew for it.
+    """
+    was, ahead = sum(size for _, size in before), cached_tokens(before, now)
+    tokens = sum(size for _, size in now)
+    return Rewrite(was - tokens, tokens - ahead if ahead < was else 0)

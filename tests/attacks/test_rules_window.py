@@ -11,9 +11,9 @@ from test_session_window import everything
 from evidence_archive import Archive, FormatError, NotAvailableError, Principal
 from evidence_archive.archiving import Archiving, Kept
 from evidence_archive.books import POSTING_BYTES_MAX, Books
+from evidence_archive.leaving import Leaving
 from evidence_archive.ledger.checks import quotes
 from evidence_archive.records import Records
-from evidence_archive.windowing import Windowing
 
 PHYSICIAN = Principal(org="north-clinic", subject="owner", roles={"physician"})
 CLERK = Principal(org="north-clinic", subject="owner", roles={"agent"})
@@ -104,10 +104,10 @@ def test_must_fail_control_what_is_kept_without_labels_is_open_to_others(
 def test_must_fail_control_a_span_of_messages_as_they_were_holds_what_results_said(
     sqlite_desk: Desk, monkeypatch: pytest.MonkeyPatch
 ):
-    def naive(self: Windowing, at: int, message: Any) -> str:
+    def naive(self: Leaving, at: int, message: Any) -> str:
         return self._records.dialect.plain(self._records.timeline.messages[at])
 
-    monkeypatch.setattr(Windowing, "_line", naive)
+    monkeypatch.setattr(Leaving, "_line", naive)
     with opened(sqlite_desk) as archive:
         longer(*filled(archive))
         assert spans_with_it(archive, PHYSICIAN) != []

@@ -1816,20 +1816,20 @@ _BOOKS = (
     Mutation(
         "window: protected evidence leaves with its turn",
         "windowing.py",
-        "            staying=self._staying(),\n",
-        "            staying=(),\n",
+        "target_tokens=target, staying=self._staying())",
+        "target_tokens=target, staying=())",
         "tests/test_session_window.py::test_what_a_policy_protects_stays_in_view_however_old_it_is_with_its_call",
     ),
     Mutation(
         "window: turns leave and are archived nowhere",
-        "windowing.py",
-        "            if have_gone and not self._curator.is_refused:",
-        "            if not have_gone and not self._curator.is_refused:",
+        "leaving.py",
+        "in spans if have_gone else ():",
+        "in () if have_gone else spans:",
         "tests/attacks/test_rules_window.py::test_what_left_a_window_is_under_the_rules_of_every_result_in_it[sqlite]",
     ),
     Mutation(
         "window: a span holds what its results said",
-        "windowing.py",
+        "leaving.py",
         'if records.rows[place.number].state != "live":\n                words',
         'if records.rows[place.number].state == "live":\n                words',
         "tests/test_session_carried.py::"
@@ -1837,7 +1837,7 @@ _BOOKS = (
     ),
     Mutation(
         "window: what a search found outlives the original in a span",
-        "windowing.py",
+        "leaving.py",
         "elif place.call is not None and place.call.name == SEARCH_TOOL:",
         "elif place.call is None:",
         "tests/test_session_carried.py::"
@@ -1853,7 +1853,7 @@ _BOOKS = (
     ),
     Mutation(
         "window: a span loses the labels of what is in it",
-        "windowing.py",
+        "leaving.py",
         'Kept("span", "\\n".join(lines), words, sensitivity)',
         'Kept("span", "\\n".join(lines), words)',
         "tests/attacks/test_rules_window.py::test_what_left_a_window_is_under_the_rules_of_every_result_in_it[sqlite]",
