@@ -228,6 +228,8 @@ class Standing:
         """
         self.state.start, self.state.pinned = start, tuple(pinned)
         self.state.turns = self._records.timeline.turns
+        # Where messages were taken back it may stand further in front: what comes behind it now has not left yet.
+        self.state.gone = frozenset(at for at in self.state.gone if at < start)
 
     def cut(self, prefix: Sequence[Any]) -> None:
         """What stands before the start now, as it is shown from now on.

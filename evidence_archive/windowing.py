@@ -294,8 +294,8 @@ class Windowing:
     # --- commits ---------------------------------------------------------------------------------------------------
 
     def _is_due(self, read: Sequence[Read], is_cache_cold: bool) -> bool:
-        """Whether the list does not fit, or has grown so far that a change would pay."""
-        if not self._fits(read):
+        """Whether the list needs another cut, or has grown so far that a change would pay."""
+        if self._is_forced(read):
             return True
         if is_cache_cold and self._tokens(read) > self._policy.low * self._policy.window_tokens_max:
             marks = self._due_marks(read)
@@ -307,6 +307,15 @@ class Windowing:
             return False
         marks = self._due_marks(read)
         return bool(marks) and self._rewrite(read, marks).pays(self._prices, self._policy.horizon_requests)
+
+    def _is_forced(self, read: Sequence[Read]) -> bool:
+        return not self._fits(read) or self._is_behind(read)
+
+    def _is_behind(self, read: Sequence[Read]) -> bool:
+        """Whether the newest turn, or what the user said last, is not shown: messages were taken back since."""
+        state = self._state
+        user = next((at for at in range(len(read) - 1, -1, -1) if read[at].role == "user"), len(read))
+        return state.start > 0 and (state.start == len(read) or (user < state.start and user not in state.pinned))
 
     def _due_marks(self, read: Sequence[Read]) -> Sequence[Mark]:
         """What a commit would archive now."""
@@ -320,7 +329,7 @@ class Windowing:
 
     def _committed(self, read: list[Read], render: Callable[[], list[Any]], is_cache_cold: bool) -> list[Read]:
         """The list after results were archived and turns left, as far as that was needed."""
-        policy, is_forced = self._policy, not self._fits(read)
+        policy, is_forced = self._policy, self._is_forced(read)
         self._curator.begin()
         before = self._sized(read)
         archived, spans = self._records.row.batches, self._state.spans

@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import doubles
@@ -16,6 +17,7 @@ from evidence_archive import Archive, Principal
 from evidence_archive.dialects.chat import ChatDialect
 from evidence_archive.errors import WindowTooSmallError
 from evidence_archive.leaving import Leaving
+from evidence_archive.window.fitting import cuts
 from evidence_archive.windowing import MESSAGE_TOKENS, Windowing
 
 KEEPER = Principal(org="north-clinic", subject="records", roles={"custodian"})
@@ -169,6 +171,65 @@ def test_what_has_to_be_shown_and_does_not_fit_is_named_and_nothing_is_cut(sqlit
         talk.messages.pop()
         talk.messages.append({"role": "tool", "tool_call_id": "call_1", "content": "small"})
         assert len(session.view(talk.messages)) == len(talk.messages)
+
+
+# --- taken back -------------------------------------------------------------------------------------------------
+
+
+def taken_back(folder: Any, seed: int, turns: int = 80) -> None:
+    """A task whose newest messages are taken back now and then, by an application that goes on otherwise.
+
+    What holds of every view has to hold of these, too, and nothing may be lost that is in the list.
+    """
+    from evidence_archive.keys import new_keys
+
+    new_keys(folder / "evidence.keys")
+    dice, talk = random.Random(seed), Conversation()
+    with opened(Desk(folder)) as archive:
+        session = archive.session("case", Principal("north-clinic", "owner"))
+        for at in range(turns):
+            turn(talk, dice, at)
+            start = session._windowing._state.start
+            if start > 0 and dice.random() < 0.2:
+                begun = max(1, start - dice.choice([0, 0, 0, 9]))
+                places = [at for at in cuts([*map(DIALECT.read, talk.messages)]) if at >= begun]
+                del talk.messages[dice.choice(places[:3] or [len(talk.messages)]) :]
+            if dice.random() < 0.2:
+                session = archive.session("case", Principal("north-clinic", "owner"))
+            view = session.view(talk.messages)
+            checked(view, talk.messages)
+            assert view[-1] == rendered(session)[-1]
+        assert everything(session, view, talk.messages) == []
+
+
+def rendered(session: Any) -> list[Any]:
+    """The whole list with labels and notes."""
+    return session._rendered_view()  # type: ignore[no-any-return]
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32))
+def test_a_list_whose_newest_messages_were_taken_back_shows_its_newest_turn_and_what_the_user_said_last(
+    tmp_path_factory: Any, seed: int
+):
+    taken_back(tmp_path_factory.mktemp("desk"), seed)
+
+
+def test_must_fail_control_a_window_that_keeps_its_cut_shows_nothing_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Windowing, "_is_behind", lambda *_: False)
+
+    def fails(seed: int) -> bool:
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        try:
+            taken_back(folder, seed)
+        except AssertionError:
+            return True
+        return False
+
+    assert any(fails(seed) for seed in range(12))
 
 
 # --- what stays -------------------------------------------------------------------------------------------------
