@@ -114,6 +114,8 @@ class Standing:
         self.told_facts: frozenset[str] = frozenset()
         """Card and facts as the carried message tells them."""
         self.qualities: list[Quality] = []
+        self.reminded = 0
+        """The newest result when the model was reminded last, as far as this object and the book know."""
         self._fingerprint = self._print([])
         self._posted = 0
         """How many commits of the session, to whichever list, the state knows of."""
@@ -187,6 +189,7 @@ class Standing:
         if not contents:
             return
         self.qualities = [Quality(**content["quality"]) for content in contents]
+        self.reminded = max(self.reminded, contents[-1].get("reminded", 0))  # books of before have no such number
         in_index = {*contents[-1]["index"]}
         spans = [Left(**content["left"]) for content in contents]
         self.state = State(
@@ -265,6 +268,7 @@ class Standing:
             "print": self._fingerprint,
             "card_version": one.card.version,
             "entries": one.entries,
+            "reminded": self.reminded,
         }
         new, _ = self._books.post(_BOOK, lambda known: ([content] if len(known) == self._posted else [], None))
         if not new:

@@ -76,8 +76,8 @@ class Windowing:
         )
         self._prices = Prices(policy.price_input, policy.price_cached_input, policy.price_output)
         self._known: list[Read] = []
-        self._reminded = 0
-        """The newest result when the model was reminded last."""
+        self._met = records.row.next_number - 1
+        """The newest result of the session before this object saw a list."""
         self._sent: list[tuple[Any, int]] = []
         """The last request, each message with its tokens."""
 
@@ -275,20 +275,25 @@ class Windowing:
             budget_tokens=int(policy.window_tokens_max * policy.changes_share) - MESSAGE_TOKENS,
         )
         if remind and text:
-            self._reminded = records.timeline.last_number
+            self._standing.reminded = records.timeline.last_number
         return [records.dialect.said(text)] if text else []
 
     def _new_chars(self) -> int:
-        """Characters of results that can be archived and came since the last reminder."""
-        records, chars = self._records, 0
+        """Characters of results that can be archived and came since the last reminder.
+
+        Of results that were there before this object, what would have been reason enough for a reminder was one.
+        """
+        records, standing, chars = self._records, self._standing, 0
         for place in records.timeline.places:
-            if place.number is None or place.number <= self._reminded or place.form == NOTE:
+            if place.number is None or place.number <= standing.reminded or place.form == NOTE:
                 continue
             row = records.rows[place.number]
             if row.state != "live" or row.own is not None or not row.labelled:
                 continue
             if records.protection(row, records.facts(row, place, records.original(place))) is None:
                 chars += row.size_chars
+            if chars >= self._policy.reminder_chars and place.number <= self._met:
+                standing.reminded, chars = place.number, 0
         return chars
 
     # --- commits ---------------------------------------------------------------------------------------------------

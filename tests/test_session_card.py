@@ -10,6 +10,7 @@ from doubles import Characters, policy_of
 
 from evidence_archive import Archive, Principal
 from evidence_archive.errors import FormatError, ShreddedError, StoreError
+from evidence_archive.windowing import Windowing
 
 KEEPER = Principal(org="north-clinic", subject="records", roles={"custodian"})
 
@@ -201,3 +202,49 @@ def test_the_model_is_reminded_of_archiving_once_for_so_much_that_is_new(desk: D
     with opened(desk, policy_of(f"[window]\n{keys}")) as archive:
         session = archive.session("no tools", owner, tools=False)
         assert session.view(talk.messages)[-1]["role"] == "assistant"
+
+
+def reminded_of(desk: Desk, owner: Principal, turns: int, restarts: set[int], **window: int) -> list[int]:
+    """The turns at whose end the model is reminded; before some of them the session is opened anew."""
+    keys = {"window_tokens_max": 60_000, "reminder_tokens": 1_000, "reminder_chars": 3_000, **window}
+    policy = policy_of("[window]\n" + "\n".join(f"{name} = {value}" for name, value in keys.items()))
+    talk, told = Conversation(), []
+    with opened(desk, policy) as archive:
+        session = archive.session(f"case {len(restarts)} {keys['window_tokens_max']}", owner)
+        for at in range(turns):
+            talk.tool(f"finding {at:03}\n" * 100)
+            talk.say()
+            if at in restarts:
+                session = archive.session(session.id, owner)
+            if "archive_evidence" in str(session.view(talk.messages)[-1]["content"]):
+                told.append(at)
+    return told
+
+
+@pytest.mark.parametrize("window_tokens_max", [60_000, 6_000], ids=["no commit", "commits"])
+def test_a_session_that_is_opened_anew_at_any_turn_reminds_no_more_often(
+    desk: Desk, owner: Principal, window_tokens_max: int
+):
+    named = {"window_tokens_max": window_tokens_max}
+    alone = reminded_of(desk, owner, 40, set(), **named)
+    each = reminded_of(desk, owner, 40, set(range(40)), **named)
+    some = reminded_of(desk, owner, 40, {5, 6, 17, 30}, **named)
+    assert len(alone) > 8
+    assert abs(len(each) - len(alone)) <= 2
+    assert abs(len(some) - len(alone)) <= 2
+    assert all(two - one > 1 for told in (each, some) for one, two in pairwise(told))
+
+
+def test_the_reminder_that_the_last_commit_knew_of_counts_when_a_session_is_opened_anew(
+    sqlite_desk: Desk, owner: Principal
+):
+    alone = reminded_of(sqlite_desk, owner, 40, set(), window_tokens_max=6_000)
+    assert reminded_of(sqlite_desk, owner, 40, {20}, window_tokens_max=6_000) == alone
+
+
+def test_must_fail_control_a_session_that_knows_of_no_results_before_it_reminds_at_once(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Windowing, "_met", property(lambda self: 0, lambda self, value: None), raising=False)
+    told = reminded_of(sqlite_desk, owner, 40, set(range(40)))
+    assert any(two - one == 1 for one, two in pairwise(told))
