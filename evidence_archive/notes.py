@@ -26,6 +26,7 @@ __all__ = [
     "RESTORE_TOOL",
     "SEARCH_TOOL",
     "TOOLS",
+    "WINDOW_INSTRUCTIONS",
     "WINDOW_TOOLS",
     "WINDOW_TOOL_SPECS",
     "ToolSpec",
@@ -641,6 +642,14 @@ or a note is just text.
 After archiving or restoring, go on with the task.
 """
 """For the application's system message; equal for all sessions, so that the prefix stays cached."""
+
+WINDOW_INSTRUCTIONS = f"""\
+
+Older turns leave this conversation and stay archived: {SEARCH_TOOL} finds lines of them. Keep goal, decisions and \
+steps with {CARD_TOOL}, and findings with {CLAIM_TOOL}: the host makes facts of those it can verify, and \
+{FACTS_TOOL} lists them.
+"""
+"""What follows them where a session has a window, and offers its tools."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,8 +121,12 @@ class Session:
 
     @property
     def instructions(self) -> str:
-        """A short text for the application's system message; equal for all sessions, so that prefixes stay cached."""
-        return notes.INSTRUCTIONS
+        """A short text for the application's system message, with what a window's tools are for where there are any.
+
+        Equal for all sessions of a policy that offer the same tools, so that prefixes stay cached.
+        """
+        has_window = self._windowing is not None and self._records.with_tools
+        return notes.INSTRUCTIONS + notes.WINDOW_INSTRUCTIONS * has_window
 
     @property
     def tools(self) -> list[dict[str, Any]]:

@@ -418,6 +418,13 @@ def test_instructions_are_short_and_say_what_they_must() -> None:
         assert alarming not in text
 
 
+def test_instructions_for_a_window_name_each_of_its_tools_in_two_sentences() -> None:
+    text = notes.WINDOW_INSTRUCTIONS
+    assert len(text.split()) < 50
+    assert text.count(".") == 2
+    assert [tool for tool in notes.WINDOW_TOOLS if tool not in text] == []
+
+
 def schemas(schema: dict[str, Any]) -> list[dict[str, Any]]:
     below = [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]
     return [schema, *(found for inner in below for found in schemas(inner))]

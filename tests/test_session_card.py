@@ -1,6 +1,7 @@
 """The card of a task: what model and host put on it is kept, told, and never jumps."""
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from conftest import Conversation, Desk
 from doubles import Characters, policy_of
 
-from evidence_archive import Archive, Principal
+from evidence_archive import Archive, Principal, notes
 from evidence_archive.errors import FormatError, ShreddedError, StoreError
 from evidence_archive.windowing import Windowing
 
@@ -202,6 +203,19 @@ def test_the_model_is_reminded_of_archiving_once_for_so_much_that_is_new(desk: D
     with opened(desk, policy_of(f"[window]\n{keys}")) as archive:
         session = archive.session("no tools", owner, tools=False)
         assert session.view(talk.messages)[-1]["role"] == "assistant"
+
+
+def test_instructions_tell_of_a_windows_tools_where_they_are_offered_and_nowhere_else(
+    sqlite_desk: Desk, owner: Principal
+):
+    with opened(sqlite_desk) as archive:
+        told, other = archive.session("case", owner).instructions, archive.session("other", owner).instructions
+        assert told == other
+        assert set(re.findall(r"\w+", told)) >= notes.WINDOW_TOOLS
+        plain = archive.session("no tools", owner, tools=False).instructions
+    with opened(sqlite_desk, policy_of()) as archive:
+        assert plain == archive.session("no window", owner).instructions == notes.INSTRUCTIONS
+        assert told.startswith(plain)
 
 
 def reminded_of(desk: Desk, owner: Principal, turns: int, restarts: set[int], **window: int) -> list[int]:
