@@ -233,3 +233,20 @@ def test_loss_counts_what_the_model_said_and_its_summary_does_not() -> None:
 @pytest.mark.parametrize("piece", ["-a", "/a", "./a-", "a."])
 def test_loss_of_a_megabyte_made_to_be_looked_through_again_and_again_is_counted(piece: str) -> None:
     assert check_loss(span_of(piece * (1_000_000 // len(piece))), Summary([], [], [], [])).numbers == (0, 0)
+
+
+def test_loss_counts_a_number_or_a_name_in_a_longer_one_as_lost_and_a_file_in_a_path_as_kept() -> None:
+    span = span_of("It took 340 ms in app.py on OPS-1. Is it slow?")
+    summary = Summary(["13405 requests, 24.340 s, OPS-12"], ["src/app.py:7"], ["Is it slow? Nobody knows."], [])
+    loss = check_loss(span, summary)
+    assert (loss.numbers, loss.identifiers, loss.unresolved) == ((1, 1), (1, 2), (0, 1))
+    assert check_loss(span, Summary(["340ms"], [], [], [], ["OPS-1"])).gone == 2
+
+
+def test_loss_of_any_number_of_numbers_and_questions_is_counted_in_one_look_at_what_was_kept() -> None:
+    numbers = " ".join(f"{at} ms" for at in range(10**6, 10**6 + 150_000))
+    asked = " ".join(f"is shard {at} on it?" for at in range(150_000))
+    carried = [f"is point {at} of the plan with mirror {at} still open and why?" for at in range(2_000)]
+    loss = check_loss(span_of(numbers, asked), Summary(["1000000 ms"], [], ["is shard 3 on it?"], [], carried))
+    assert loss.numbers == (300_000 - 2_001, 300_000)
+    assert loss.unresolved == (149_999, 150_000)

@@ -219,11 +219,8 @@ def plain_summary(span: Span, carried: Sequence[str] = ()) -> Summary:
     basis = [
         f"{count} calls of {tool}" if count > 1 else f"1 call of {tool}" for tool, count in span.tools[:POINTS_MAX]
     ]
-    open_points = [
-        sentence for text in (*span.asked, *span.said) for sentence in _sentences(text) if _OPEN.search(sentence)
-    ]
     known = set(carried)
-    unresolved = [one for one in dict.fromkeys(open_points) if one not in known][-POINTS_MAX:]
+    unresolved = [one for one in dict.fromkeys(_open((*span.asked, *span.said))) if one not in known][-POINTS_MAX:]
     return Summary(
         last, basis, unresolved, tuple(dict.fromkeys(span.references))[:POINTS_MAX], tuple(carried), "host"
     )
@@ -268,6 +265,9 @@ class Loss:
 
 
 _NUMBER = re.compile(r"(?<![\w.-])\d+(?:[.,]\d+)*(?![\w])")
+_DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
+"""A number in a summary, whatever it is written together with."""
+
 _NAME = re.compile(r"\b(?:[A-Z][A-Z0-9]{1,9}-\d+|r[1-9]\d*|[0-9a-f]{7,40})\b|(?<![\w./-])[\w./-]+\.\w{1,5}\b")
 
 
@@ -285,16 +285,27 @@ class Judge(Protocol):
 
 
 def check_loss(span: Span, summary: Summary) -> Loss:
-    """How much of what the model itself said in a span, as far as it can be counted, the summary has lost."""
-    said, kept = "\n".join(span.said), "\n".join((summary.text(), *summary.carried))
-    open_points = [one for text in span.said for one in _sentences(text) if _OPEN.search(one)]
+    """How much of what the model itself said in a span, as far as it can be counted, the summary has lost.
+
+    A number or an identifier is kept where the summary says that very one, a name of a file also where it says its
+    path; an open point where it says the sentence. Each text is gone through once, however long it is.
+    """
+    said = "\n".join(span.said)
+    points = [*(point for name in PARTS for point in getattr(summary, name)), *summary.carried]
+    kept = "\n".join(points)
+    names = _NAME.findall(kept)
     return Loss(
-        _lost(_NUMBER.findall(said), kept),
-        _lost(_NAME.findall(said), kept),
-        _lost(open_points, kept),
+        _lost(_NUMBER.findall(said), _DIGITS.findall(kept)),
+        _lost(_NAME.findall(said), (*names, *(name.rpartition("/")[2] for name in names))),
+        _lost(_open(span.said), (one for point in points for one in _sentences(point))),
     )
 
 
-def _lost(wanted: Iterable[str], kept: str) -> tuple[int, int]:
-    once = list(dict.fromkeys(wanted))
-    return sum(one not in kept for one in once), len(once)
+def _open(texts: Iterable[str]) -> list[str]:
+    """The sentences that leave something open."""
+    return [sentence for text in texts for sentence in _sentences(text) if _OPEN.search(sentence)]
+
+
+def _lost(wanted: Iterable[str], kept: Iterable[str]) -> tuple[int, int]:
+    once = set(wanted)
+    return len(once.difference(kept)), len(once)
