@@ -5,7 +5,7 @@ messages before the cut. By it a list is known again, in this process or another
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from operator import is_
@@ -116,7 +116,8 @@ class Standing:
         self.qualities: list[Quality] = []
         self.reminded = 0
         """The newest result when the model was reminded last, as far as this object and the book know."""
-        self._fingerprint = self._print([])
+        self._prints = _Prints(records)
+        self._fingerprint = self._prints.of(())
         self._posted = 0
         """How many commits of the session, to whichever list, the state knows of."""
         self._prefix: list[Any] | None = None
@@ -142,7 +143,7 @@ class Standing:
         if same and (outage or (posted == self._posted and (start or not posted))):
             return
         if outage:
-            if start > len(rendered) or self._print(rendered[:start]) != self._fingerprint:
+            if start > len(rendered) or self._prints.of(rendered[:start]) != self._fingerprint:
                 self._begin_anew()
             return
         self._load(rendered)
@@ -152,33 +153,13 @@ class Standing:
         """Nothing was cut from this list yet; what left from others is told of all the same."""
         state = self.state
         self.state = State(left=state.left, spans=state.spans, summary=state.summary)
-        self._fingerprint = self._print([])
+        self._fingerprint = self._prints.of(())
 
     def _is_prefix(self, messages: Sequence[Any]) -> bool:
-        prefix, first = self._prefix or [], self._first(messages)
+        prefix, first = self._prefix or [], self._prints.first(messages)
         return len(prefix) == len(messages) and (
-            all(map(is_, prefix[first:], messages[first:])) or self._print(messages) == self._fingerprint
+            all(map(is_, prefix[first:], messages[first:])) or self._prints.of(messages) == self._fingerprint
         )
-
-    def _first(self, messages: Sequence[Any]) -> int:
-        """How many instructions a list begins with: they are sent as they are, and may be others at each request."""
-        role = self._records.dialect.role
-        return next((at for at, message in enumerate(messages) if role(message) != "system"), len(messages))
-
-    def _print(self, messages: Sequence[Any]) -> str:
-        """By what a list is known again in another process, its instructions aside.
-
-        Results count by their numbers, not by their form.
-        """
-        first = self._first(messages)
-        texts: list[Any] = [None] * first
-        for index, message in enumerate(messages[first:], first):
-            places = self._records.timeline.by_index.get(index)
-            if places:
-                texts.append([place.number for place in places])
-            else:
-                texts.append(list(self._records.dialect.message_texts(message)))
-        return sha256(json.dumps(texts).encode("ascii")).hexdigest()
 
     def _load(self, rendered: Sequence[Any]) -> None:
         """What the newest commit to this list left, of whichever process; all spans are told of in any case."""
@@ -191,18 +172,17 @@ class Standing:
         self.qualities = [Quality(**content["quality"]) for content in contents]
         self.reminded = max(self.reminded, contents[-1].get("reminded", 0))  # books of before have no such number
         in_index = {*contents[-1]["index"]}
-        spans = [Left(**content["left"]) for content in contents]
+        left = [content["left"] for content in contents]
         self.state = State(
-            left=tuple(one for one in spans if one.result_id in in_index),
-            spans=len(spans),
+            left=tuple(Left(**one) for one in left if one["result_id"] in in_index),
+            spans=len(contents),
             summary=Summary(**contents[-1]["summary"]),
         )
-        for content in reversed(contents):
-            start = content["start"]
-            if start > len(rendered) or self._print(rendered[:start]) != content["print"]:
-                continue
-            self._take_over(content)
-            return
+        fit = [content for content in reversed(contents) if content["start"] <= len(rendered)]
+        prints = self._prints.of_each(rendered, {content["start"] for content in fit})
+        same = next((content for content in fit if prints[content["start"]] == content["print"]), None)
+        if same is not None:
+            self._take_over(same)
 
     def _take_over(self, content: Mapping[str, Any]) -> None:
         """A commit to this very list."""
@@ -241,7 +221,7 @@ class Standing:
             prefix: those messages.
         """
         self._prefix = list(prefix)
-        self._fingerprint = self._print(self._prefix)
+        self._fingerprint = self._prints.of(self._prefix)
 
     def put_down(self, one: Departure) -> bool:
         """Whether it was put down that a span left; the state is as it was where it was not.
@@ -294,6 +274,61 @@ class Standing:
             len(scores),
             sum(scores) / len(scores) if scores else None,
         )
+
+
+class _Prints:
+    """By what a list is known again in another process, its instructions aside; results count by their numbers.
+
+    What was hashed of a list is not hashed again, as far as the next one begins with equal messages.
+
+    Args:
+        records: of the session.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._texts: list[list[Any] | None] = []
+        """What counts of each message of the last list."""
+        self._hashes = [sha256(b"[")]
+        """Of the beginnings of the last list, from none of it on."""
+
+    def first(self, messages: Sequence[Any]) -> int:
+        """How many instructions a list begins with: they are sent as they are, and may be others at each request."""
+        role = self._records.dialect.role
+        return next((at for at, message in enumerate(messages) if role(message) != "system"), len(messages))
+
+    def of(self, messages: Sequence[Any]) -> str:
+        """The print of a list, or of the beginning of one."""
+        return self.of_each(messages, {len(messages)})[len(messages)]
+
+    def of_each(self, messages: Sequence[Any], ends: Collection[int]) -> dict[int, str]:
+        """The prints of several beginnings of a list.
+
+        Args:
+            messages: the list.
+            ends: how many messages each beginning has.
+        """
+        first = self.first(messages)
+        for at, message in enumerate(messages[: max(ends, default=0)]):
+            texts = None if at < first else self._counts(at, message)
+            if at < len(self._texts):
+                if self._texts[at] == texts:
+                    continue
+                del self._texts[at:], self._hashes[at + 1 :]
+            self._texts.append(texts)
+            hashed = self._hashes[at].copy()
+            hashed.update(f"{', ' if at else ''}{json.dumps(texts)}".encode("ascii"))
+            self._hashes.append(hashed)
+        return {end: self._closed(end) for end in ends}
+
+    def _counts(self, at: int, message: Any) -> list[Any]:
+        places = self._records.timeline.by_index.get(at)
+        return [place.number for place in places] if places else list(self._records.dialect.message_texts(message))
+
+    def _closed(self, end: int) -> str:
+        hashed = self._hashes[end].copy()
+        hashed.update(b"]")
+        return hashed.hexdigest()
 
 
 def _runs(numbers: Sequence[int]) -> list[list[int]]:

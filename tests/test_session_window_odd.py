@@ -5,18 +5,23 @@ import sqlite3
 import time
 from collections import Counter
 from contextlib import closing
+from hashlib import sha256
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import Conversation, Desk
 from doubles import AWAY, UNWRITABLE, Characters, policy_of
 from doubles import opened as flaky
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 from openai.types.chat.chat_completion_message_function_tool_call import Function
 from test_session_window import BUDGET, KEEPER, NEVER, everything, opened, size, window
 from test_window_fitting import is_taken
 
-from evidence_archive import Principal
+from evidence_archive import Principal, standing
+from evidence_archive.dialects.chat import ChatDialect
 from evidence_archive.errors import WindowTooSmallError
 from evidence_archive.window.changing import changes
 from evidence_archive.window.summaries import Span, plain_summary
@@ -399,3 +404,54 @@ def test_what_others_posted_while_a_summary_was_written_stays_in_the_index(
         assert all(f"> {id}: messages" in text for id in posted)
         assert len(told) >= len(posted)
         assert everything(session, view, talk.messages) == []
+
+
+def hashed(desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch, count: int) -> tuple[int, int]:
+    """How many characters are made out of lists of so many turns to know them again, and how many they have."""
+    made: list[int] = []
+
+    def dumps(value: Any) -> str:
+        made.append(len(text := json.dumps(value)))
+        return text
+
+    talks = [Conversation(), Conversation()]
+    talks[1].messages[0]["content"] = "another task"
+    with opened(desk) as first, opened(desk) as second:
+        both = [first.session("case", owner), second.session("case", owner)]
+        monkeypatch.setattr(standing, "json", SimpleNamespace(dumps=dumps))
+        for at in range(count):
+            for session, talk in zip(both, talks, strict=True):
+                turns(session, talk, 1, first=at)
+        assert both[0]._windowing._state.spans > 10
+    return sum(made), sum(len(str(message["content"])) for talk in talks for message in talk.messages)
+
+
+def test_a_list_is_not_made_out_again_at_each_commit_to_another(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    made, size_chars = hashed(sqlite_desk, owner, monkeypatch, 160)
+    assert made < 3 * size_chars
+
+
+def test_must_fail_control_a_list_that_is_made_out_anew_each_time_takes_many_times_as_much(
+    sqlite_desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch
+):
+    def anew(self: Any, messages: Any, ends: Any) -> Any:
+        return {end: of_each(standing._Prints(self._records), messages, {end})[end] for end in ends}
+
+    of_each = standing._Prints.of_each
+    monkeypatch.setattr(standing._Prints, "of_each", anew)
+    made, size_chars = hashed(sqlite_desk, owner, monkeypatch, 160)
+    assert made > 3 * size_chars
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12)), max_size=8))
+def test_what_was_made_out_before_changes_no_print(asked: list[tuple[int, int]]):
+    lists = [[{"role": "user", "content": f"{at % (seed + 1)} é"} for at in range(12)] for seed in range(10)]
+    for one in lists[::2]:
+        one[0] = {"role": "system", "content": "be careful"}
+    records: Any = SimpleNamespace(dialect=ChatDialect(), timeline=SimpleNamespace(by_index={}))
+    prints = standing._Prints(records)
+    for seed, end in asked:
+        texts = [None if one["role"] == "system" else [one["content"]] for one in lists[seed][:end]]
+        assert prints.of(lists[seed][:end]) == sha256(json.dumps(texts).encode("ascii")).hexdigest()
