@@ -437,8 +437,8 @@ class Ledger:
                 self._post(lambda books: [_reconciled(report)])
                 do = "fact does" if len(wrong) == 1 else "facts do"
                 raise CheckFailedError(
-                    f"The books do not close: {len(wrong)} key {do} not agree, {wrong[0]} first. A reconciliation says "
-                    "why: mend it, or supersede them."
+                    f"The books do not close: {len(wrong)} key {do} not agree, {wrong[0]} first. A reconciliation "
+                    "says why: mend it, or supersede them."
                 )
             seen = len(self._records.timeline.messages)
 
