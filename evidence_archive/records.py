@@ -22,6 +22,7 @@ from evidence_archive.errors import (
     FormatError,
     IntegrityError,
     MessageShapeError,
+    MisuseError,
     PolicyError,
     SealBrokenError,
     StoreUnavailableError,
@@ -118,13 +119,20 @@ class Records:
 
     @contextmanager
     def viewing(self) -> Iterator[None]:
-        """Meanwhile a view is made: all of it together waits for the store no longer than ``view_wait_ms_max``."""
-        before = self._view_ends_ms
+        """Meanwhile a view is made: all of it together waits for the store no longer than ``view_wait_ms_max``.
+
+        Raises:
+            MisuseError: one is made already, and waits for who asks for this one: the lock lets its own thread in.
+        """
+        if self._view_ends_ms is not None:
+            raise MisuseError(
+                "A summariser, judge or rule cannot ask for a view of the session whose view waits for it."
+            )
         self._view_ends_ms = self.clock.monotonic_ms() + self.limits.view_wait_ms_max
         try:
             yield
         finally:
-            self._view_ends_ms = before
+            self._view_ends_ms = None
 
     @property
     def wait_ms(self) -> int:

@@ -154,38 +154,42 @@ class Session:
         Raises:
             MessageShapeError: it is not a list of messages of the dialect.
             WindowTooSmallError: the policy has a window, and what has to be in it does not fit; nothing was cut.
-            MisuseError: the archive was closed, or opened in another process.
+            MisuseError: the archive was closed, or opened in another process; or a summariser, judge or rule asked
+                for a view of the session whose view waits for it.
         """
         self._records.vault.usable()
         with self._lock, self._records.viewing():
             self._records.vault.usable()
-            self._requests += 1
-            self._answering.restores_this_turn = 0
-            self._records.timeline.advance(messages)
-            try:
-                self._records.refresh(self._records.wait_ms)
-                unknown = self._records.match()
-            except (StoreError, IntegrityError, KeyringError) as error:
-                self._records.trouble(error)
-                self._outage = True
-                self._records.match()  # what is known keeps its label wherever the list holds it now
-                return self._fitted(self._outage_view(), outage=True)
-            self._outage = False
-            try:
-                self._records.register(unknown)
-                self._records.failures = 0
-            except (StoreError, KeyringError) as error:
-                # What is archived was read, so its notes hold; only what is new has to do without a label.
-                self._records.trouble(error)
-                for place in self._records.timeline.bare():
-                    place.shown_bare = True
-            except IntegrityError as error:
-                self._records.trouble(error)
-                self._outage = True
-                return self._fitted(self._outage_view(), outage=True)
-            self._report()
-            self._observing.look()
-            return self._fitted(self._rendered_view(), is_cache_cold=is_cache_cold)
+            return self._viewed(messages, is_cache_cold)
+
+    def _viewed(self, messages: Iterable[Any], is_cache_cold: bool) -> list[Any]:
+        self._requests += 1
+        self._answering.restores_this_turn = 0
+        self._records.timeline.advance(messages)
+        try:
+            self._records.refresh(self._records.wait_ms)
+            unknown = self._records.match()
+        except (StoreError, IntegrityError, KeyringError) as error:
+            self._records.trouble(error)
+            self._outage = True
+            self._records.match()  # what is known keeps its label wherever the list holds it now
+            return self._fitted(self._outage_view(), outage=True)
+        self._outage = False
+        try:
+            self._records.register(unknown)
+            self._records.failures = 0
+        except (StoreError, KeyringError) as error:
+            # What is archived was read, so its notes hold; only what is new has to do without a label.
+            self._records.trouble(error)
+            for place in self._records.timeline.bare():
+                place.shown_bare = True
+        except IntegrityError as error:
+            self._records.trouble(error)
+            self._outage = True
+            return self._fitted(self._outage_view(), outage=True)
+        self._report()
+        self._observing.look()
+        return self._fitted(self._rendered_view(), is_cache_cold=is_cache_cold)
 
     def _fitted(self, view: list[Any], *, outage: bool = False, is_cache_cold: bool = False) -> list[Any]:
         """What of a view goes to the model: all of it, unless the policy has a window."""

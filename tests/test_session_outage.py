@@ -425,8 +425,6 @@ def test_what_is_left_of_a_views_time_is_waited_for_and_a_moment_where_the_store
         with records.viewing():
             assert records.wait_ms == 700
             clock.advance(0.25)
-            with records.viewing():  # a view that a summarizer asks for
-                assert records.wait_ms == 700
             assert records.wait_ms == 450
             clock.advance(60)
             assert records.wait_ms == 100

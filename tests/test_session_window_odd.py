@@ -4,7 +4,7 @@ import json
 import sqlite3
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, nullcontext
 from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,8 @@ from test_window_fitting import is_taken
 
 from evidence_archive import Principal, standing
 from evidence_archive.dialects.chat import ChatDialect
-from evidence_archive.errors import WindowTooSmallError
+from evidence_archive.errors import MisuseError, WindowTooSmallError
+from evidence_archive.records import Records
 from evidence_archive.window.changing import changes
 from evidence_archive.window.summaries import Span, plain_summary
 
@@ -455,3 +456,99 @@ def test_what_was_made_out_before_changes_no_print(asked: list[tuple[int, int]])
     for seed, end in asked:
         texts = [None if one["role"] == "system" else [one["content"]] for one in lists[seed][:end]]
         assert prints.of(lists[seed][:end]) == sha256(json.dumps(texts).encode("ascii")).hexdigest()
+
+
+class Calls:
+    """A summariser and a judge that do something with their session before they answer."""
+
+    def __init__(self, act: Any, *, judges: bool) -> None:
+        self.act = act
+        self.judges = judges
+        self.errors: list[Exception | None] = []
+
+    def _does(self) -> None:
+        try:
+            self.act()
+        except Exception as error:
+            self.errors.append(error)
+            raise
+        self.errors.append(None)
+
+    def summarize(self, span: Span, earlier: Any, refused: str | None) -> str:
+        if not self.judges:
+            self._does()
+        return "conclusion: seen\nbasis: none\nunresolved: none\nreferences: none"
+
+    def judge(self, span: Span, summary: Any) -> float:
+        if self.judges:
+            self._does()
+        return 1.0
+
+
+@pytest.mark.parametrize("judges", [False, True], ids=["summariser", "judge"])
+@pytest.mark.parametrize("same", [False, True], ids=["another list", "the same list"])
+def test_a_view_that_is_asked_for_while_one_is_made_is_refused_and_the_one_is_made(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation, judges: bool, same: bool
+):
+    other = Conversation()
+    other.messages[0]["content"] = "another task"
+    calls = Calls(lambda: session.view(talk.messages if same else other.messages), judges=judges)
+    with opened(sqlite_desk, window(judge_every=1)) as archive:
+        session = archive.session("case", owner, summarizer=calls, judge=calls)
+        view = turns(session, talk, 60)
+        assert len(calls.errors) >= 3
+        assert {type(error) for error in calls.errors} == {MisuseError}
+        assert "summariser" in str(calls.errors[0])
+        quality = session.stats().summaries
+        assert quality.by_host == (0 if judges else quality.summaries), "an answer that raised is a refused one"
+        assert quality.judged == (0 if judges else quality.summaries)
+        assert everything(session, view, talk.messages) == []
+        assert session.view(talk.messages) == view
+        assert archive.custody(KEEPER).verify("full").findings == ()
+    with opened(sqlite_desk, window(judge_every=1)) as archive:
+        assert archive.session("case", owner).view(talk.messages) == view
+
+
+def test_what_else_a_summariser_asks_its_session_for_is_done(sqlite_desk: Desk, owner: Principal, talk: Conversation):
+    def act() -> None:
+        session.update_card([{"add": "step", "text": "measure"}])
+        assert session.search("point-0").searched >= 0
+        assert session.restore("r1").content.startswith("result 0")
+
+    calls = Calls(act, judges=False)
+    with opened(sqlite_desk) as archive:
+        session = archive.session("case", owner, summarizer=calls)
+        view = turns(session, talk, 60)
+        assert len(calls.errors) >= 3
+        assert set(calls.errors) == {None}
+        assert len(session.card().items) == len(calls.errors)
+        assert everything(session, view, talk.messages) == []
+        assert archive.custody(KEEPER).verify("full").findings == ()
+
+
+def test_a_view_can_be_asked_for_after_one_that_failed(sqlite_desk: Desk, owner: Principal, talk: Conversation):
+    with opened(sqlite_desk) as archive:
+        session = archive.session("case", owner)
+        with pytest.raises(WindowTooSmallError):
+            session.view([*talk.messages, {"role": "user", "content": "x" * 9 * BUDGET}])
+        assert session.view(talk.messages) == talk.messages
+
+
+def test_must_fail_control_a_session_that_lets_a_view_into_a_view_mixes_two_lists(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Records, "viewing", lambda self: nullcontext())
+    other = Conversation()
+    other.messages[0]["content"] = "another task"
+    calls = Calls(lambda: session.view(other.messages), judges=False)
+    with opened(sqlite_desk) as archive:
+        session = archive.session("case", owner, summarizer=calls)
+        wrong = 0
+        for at in range(60):
+            try:
+                view = turns(session, talk, 1, first=at)
+            except Exception:
+                wrong += 1
+                continue
+            wrong += view[-1] is not talk.messages[-1]
+        assert wrong or everything(session, view, talk.messages) != []

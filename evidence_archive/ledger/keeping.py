@@ -531,7 +531,7 @@ class Ledger:
             )
         return outcome
 
-    def _established(self, entries_max: int | None = None) -> tuple[int, list[Fact]]:
+    def established(self, entries_max: int | None = None) -> tuple[int, list[Fact]]:
         """The number of entries, and the facts that hold and agreed with their sources, as a balance orders them.
 
         As the session's newest row counts them, for a view that holds the records' lock: nothing is refreshed.
