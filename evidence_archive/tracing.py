@@ -45,7 +45,7 @@ WHOLE_EVERY = 100
 """Of so many entries one at least is whole: reading a request opens no more of them, however long the task."""
 
 NO_RECORD = 0
-"""Stands in the log for a result that has no number."""
+"""Stands in an entry, and in the log, for a result that has no number."""
 
 _LEVEL = 3
 _NOT_OURS = "An entry of the trace is not what this library puts down."
@@ -132,11 +132,11 @@ class Tracing:
             records.trouble(error)
 
     def _lines(self, view: Sequence[Any], rendered: Sequence[Any]) -> list[str]:
-        """Every message as one line: the numbers of the results in it, a blank, its exact JSON."""
+        """Every message as one line: the numbers of the results in it, 0 for any without, a blank, its exact JSON."""
         numbers: dict[int, set[int]] = {}
         for at, places in self._records.timeline.by_index.items():
             held = numbers.setdefault(id(rendered[at]), set())
-            held.update(place.number for place in places if place.number is not None)
+            held.update(NO_RECORD if place.number is None else place.number for place in places)
         plain = self._records.dialect.plain
         return [f"{','.join(map(str, sorted(numbers.get(id(one), ()))))} {plain(one)}" for one in view]
 
@@ -247,7 +247,7 @@ class Tracing:
         messages = [json.loads(line.partition(" ")[2]) for line in lines]
         numbered = [_numbers(line) for line in lines]
         unrecorded = list(self._unrecorded(numbered, messages))
-        results = set().union(*numbered)
+        results = set().union(*numbered) - {NO_RECORD}
         records = self._records
 
         def logged(writer: Writer) -> list[int]:
@@ -278,23 +278,26 @@ class Tracing:
         """Of each result in the messages that has no record, or may be the one without: all that is known of it.
 
         Such a result came while the store was away, or cannot be archived. ``None``: its tool cannot be told, because
-        a message cannot be read any more as it was.
+        a message, perhaps its own, cannot be read any more as it was.
         """
         dialect, readable, is_whole = self._records.dialect, [], True
-        for message in messages:
+        for message, numbers in zip(messages, numbered, strict=True):
             try:
                 dialect.read(message)
                 readable.append(message)
             except MessageShapeError:  # what an SDK did not set, its JSON does not tell
                 readable.append(dialect.said(""))
                 is_whole = False
+                if NO_RECORD in numbers:
+                    yield None
         timeline = Timeline(dialect)
         timeline.advance(readable)
         for at, message in enumerate(readable):
             places = timeline.by_index.get(at, ())
             if not places and dialect.role(message) == "tool":
-                yield Facts(("",))
-            for place in places if len(numbered[at]) < len(places) else ():
+                name = message.get("name")
+                yield Facts((name if isinstance(name, str) else "",))
+            for place in places if len(numbered[at] - {NO_RECORD}) < len(places) else ():
                 content = place.content
                 size_chars = dialect.size_chars(content) if isinstance(content, str | list) else 0
                 known = Facts(place.tools or ("",), size_chars=size_chars)
@@ -374,7 +377,7 @@ class Tracing:
 
 
 def _numbers(line: str) -> set[int]:
-    """The numbers of the results in the message of a line."""
+    """The numbers of the results in the message of a line, ``NO_RECORD`` where one has none."""
     return {int(number) for number in line.partition(" ")[0].split(",") if number}
 
 

@@ -524,6 +524,29 @@ def test_what_has_no_record_and_whose_tool_cannot_be_told_is_not_shown(
         archive.session("case", OWNER).trace_request(2)
 
 
+class TerseResult(BaseModel):
+    """The same of an object that holds what a tool said."""
+
+    role: str = "tool"
+    tool_call_id: str
+    content: str
+
+
+def test_a_result_without_record_in_a_message_that_cannot_be_read_any_more_is_not_shown(
+    flaky: Archive, desk: Desk, talk: Conversation
+):
+    session = flaky.session("case", OWNER)
+    session.view(talk.messages)
+    talk.call("emr.read")
+    talk.messages.append(TerseResult(tool_call_id="call_1", content="a made-up diagnosis"))
+    flaky.flaky.fault = "insert_results"
+    session.view(talk.messages)
+    flaky.flaky.fault = None
+    assert session.results() == [], "it has a record"
+    with opening(desk, traced(KEEPS)) as archive, pytest.raises(NotAvailableError):
+        archive.session("case", OWNER).trace_request(2)
+
+
 def test_a_message_that_cannot_be_read_any_more_is_shown(sqlite_desk: Desk, talk: Conversation):
     with opening(sqlite_desk, traced(KEEPS)) as archive:
         session = archive.session("case", OWNER)
@@ -532,11 +555,12 @@ def test_a_message_that_cannot_be_read_any_more_is_shown(sqlite_desk: Desk, talk
         assert "role" not in json.loads(sent[-1])
 
 
-def test_a_tool_message_that_is_no_result_is_shown_under_the_rules_for_every_tool(
-    sqlite_desk: Desk, talk: Conversation
+@pytest.mark.parametrize("rules", ['[[restore]]\nroles = ["physician"]\n', KEEPS])
+def test_a_tool_message_that_is_no_result_is_shown_under_the_rules_for_its_name_and_for_every_tool(
+    sqlite_desk: Desk, talk: Conversation, rules: str
 ):
     talk.messages.append({"role": "function", "name": "emr.read", "content": "a made-up diagnosis"})
-    with opening(sqlite_desk, traced('[[restore]]\nroles = ["physician"]\n')) as archive:
+    with opening(sqlite_desk, traced(rules)) as archive:
         session = archive.session("case", OWNER)
         session.view(talk.messages)
         with pytest.raises(NotAvailableError):
