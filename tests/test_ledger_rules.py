@@ -18,6 +18,7 @@ from evidence_archive.books import Books
 from evidence_archive.errors import CheckFailedError, FormatError, MisuseError, SealBrokenError, StoreUnavailableError
 from evidence_archive.ledger import keeping, observing
 from evidence_archive.ledger import rules as rules_module
+from evidence_archive.ledger.checks import quotes
 from evidence_archive.ledger.entries import Outcome, added_up
 from evidence_archive.ledger.rules import Finding, Rule, arguments_of, artifact_name, written_file
 from evidence_archive.model import ToolCall
@@ -197,6 +198,59 @@ def test_a_slow_process_does_not_supersede_a_newer_product(desk: Desk, owner: Pr
     }
     assert books.artifacts["a"].size_bytes == 5
     assert report.agrees
+
+
+def product(call: ToolCall, result: Any) -> Finding:
+    return Finding(f"{call.name} made {result}", Outcome(f"made by {call.name}", "it is"), "a", result.encode())
+
+
+def test_a_result_that_was_labelled_before_its_first_view_is_newer_than_those_in_front_of_it(
+    desk: Desk, owner: Principal
+):
+    with desk.open() as archive:
+        session, talk = archive.session("case", owner, rules=[product]), Conversation()
+        talk.tool("old", name="make")
+        assert session.label(talk.tool("new", name="make"), kind="report") == "r1"
+        session.view(talk.messages)
+        books = session.ledger.books()
+        assert [(fact.text, fact.observed_in) for fact in books.current()] == [("make made new", "r1")]
+        assert session.restore(books.artifacts["a"].result_id).content == "new"
+
+
+@pytest.mark.parametrize("tool", ["make", "change"])
+def test_a_slow_process_does_not_bring_an_older_product_back(desk: Desk, owner: Principal, tool: str):
+    """Neither where the fact on the newer one was corrected, nor where another tool made that."""
+    with desk.open() as one, desk.open() as two:
+        talk = Conversation()
+        talk.tool("old", name="make")
+        newer = two.session("case", owner, rules=[product])
+
+        def rule(call: ToolCall, result: Any) -> Finding:
+            newer._observing._done.add(1)
+            talk.tool("new", name=tool)
+            newer.view(talk.messages)
+            newer.ledger.post("corrected", ["artifact:a"], quotes("new"), supersedes="f1")
+            return product(call, result)
+
+        older = one.session("case", owner, rules=[rule])
+        older.view(talk.messages[:])
+        books = older.ledger.books()
+        assert older.restore(books.artifacts["a"].result_id).content == "new"
+        told = {"make": ["corrected"], "change": ["corrected", "make made old"]}[tool]
+        assert [fact.text for fact in books.current()] == told
+
+
+def test_a_correction_that_was_taken_back_keeps_no_older_product_from_its_place(desk: Desk, owner: Principal):
+    with desk.open() as archive:
+        session, talk = archive.session("case", owner, rules=[product]), Conversation()
+        for text in ("first", "second", "third"):
+            talk.tool(text, name="make")
+        session._observing._done.add(2)
+        session.view(talk.messages)
+        session.ledger.take_back("f2")
+        session._observing._done.discard(2)
+        session.view(talk.messages)
+        assert [fact.text for fact in session.ledger.books().current()] == ["make made second"]
 
 
 def test_must_fail_control_facts_that_do_not_tell_what_they_came_from_are_superseded_by_older_ones(

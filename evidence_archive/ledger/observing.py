@@ -117,24 +117,25 @@ class Observing:
             for one in books.current():
                 before.setdefault((one.outcome.check, one.sources[0].reference), []).append(one)
             for finding, source in kept:
+                newer = [one for one in books.facts.values() if self._is_newer(one, source.reference, number)]
+                later = next((one for one in newer if one.outcome.check == finding.outcome.check), None)
+                if later is not None:
+                    late.append(f"{source.reference} is on the books as {later.observed_in} left it, which is newer.")
+                    continue
                 # What a rule found of the same product before is corrected by what it finds now.
                 held = before.get((finding.outcome.check, source.reference))
                 earlier = held.pop(0) if held else None
-                if earlier is not None and _number(earlier.observed_in) > number:
-                    late.append(
-                        f"{source.reference} is on the books as {earlier.observed_in} left it, which is newer."
-                    )
-                    continue
                 claims += 1
                 claim = Claim(f"c{claims}", finding.text, (source,), "host")
+                artifact = {
+                    "kind": "artifact",
+                    "name": finding.name,
+                    "result_id": source.result_id,
+                    "sha256": source.original_sha256,
+                    "size_bytes": len(finding.data),
+                }
                 posted += [
-                    {
-                        "kind": "artifact",
-                        "name": finding.name,
-                        "result_id": source.result_id,
-                        "sha256": source.original_sha256,
-                        "size_bytes": len(finding.data),
-                    },
+                    *([] if newer else [artifact]),  # the newest of a name counts
                     claim_entry(claim),
                     fact_entry(
                         books,
@@ -148,6 +149,17 @@ class Observing:
             return [*posted, {"kind": "looked_at", "result_id": result_id, "not_verified": [*wrong, *late]}]
 
         self._ledger._post(made)
+
+    def _is_newer(self, fact: Fact, reference: str, number: int) -> bool:
+        """Whether a rule found it on the same product in a newer result, and nobody took it back."""
+        other = _number(fact.observed_in)
+        if fact.sources[0].reference != reference or other <= number:
+            return False
+        if fact.superseded_by is not None and fact.superseded_by == fact.supersedes:  # taken back
+            return False
+        # A result that was labelled before its first view has a lower number than those in front of it.
+        here, there = (self._records.timeline.by_number.get(one) for one in (number, other))
+        return here is None or there is None or (here.index, here.slot) < (there.index, there.slot)
 
     def _kept(self, number: int, finding: Finding) -> Source:
         """The product as an original, under the rules of the result."""
