@@ -576,6 +576,21 @@ def test_4_an_original_that_was_changed_is_reported_by_the_next_reconcile(desk: 
             session.ledger.close()
 
 
+def test_an_original_whose_record_was_changed_is_not_cited_anew_and_suspends_the_session(
+    desk: Desk, owner: Principal, talk: Conversation
+):
+    with desk.open() as archive:
+        session = archive.session("case", owner)
+        talk.tool("what was found")
+        session.view(talk.messages)
+        session.ledger.claim("it was found", ["r1"])
+        desk.execute("UPDATE results SET note_tokens = 77 WHERE number = 2")
+        with pytest.raises(SealBrokenError):
+            session.ledger.claim("it was found again", ["r1"])
+        events = [entry.event for entry in archive.audit(principal=owner).entries]
+        assert events[-2:] == ["restore.failed", "session.suspended"]
+
+
 def test_must_fail_control_a_reconciliation_that_does_not_read_again_reports_nothing(desk: Desk, owner: Principal):
     with opened(desk) as archive:
         session = filled(archive, owner)

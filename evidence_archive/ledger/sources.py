@@ -166,8 +166,12 @@ class Sources:
     def _opens(self, number: int) -> bool:
         """Whether an original of this session is at hand and whole."""
         records, restoring = self._records, Restoring(self._records.vault)
-        with records.vault.store.reading(records.wait_ms) as reader:
-            there = reader.find(records.id, number)
+        try:
+            with records.vault.store.reading(records.wait_ms) as reader:
+                there = reader.find(records.id, number)
+        except IntegrityError:
+            restoring.failed(records.principal, records.id, number, "integrity")
+            raise
         if there is None or there[2].state != "archived":
             return False
         try:
