@@ -494,9 +494,8 @@ class Records:
 
         for audited in (True, False):  # perhaps it is the log that is broken
             with suppress(EvidenceArchiveError):
-                self.vault.transact(
-                    partial(suspended, audited=audited), audited=audited, wait_ms=self.limits.view_wait_ms_max
-                )
+                wait_ms = min(self.wait_ms, self.limits.view_wait_ms_max)
+                self.vault.transact(partial(suspended, audited=audited), audited=audited, wait_ms=wait_ms)
                 self._unwritten = None
                 self.row.suspended = why
                 return

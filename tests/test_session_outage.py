@@ -431,3 +431,24 @@ def test_what_is_left_of_a_views_time_is_waited_for_and_a_moment_where_the_store
             records.failures = 1
             assert records.wait_ms == 1
         assert records.wait_ms == 9_000
+
+
+def test_a_suspension_that_is_not_written_yet_is_tried_within_the_time_of_a_view(
+    sqlite_desk: Desk, owner: Principal, talk: Conversation, monkeypatch: pytest.MonkeyPatch
+):
+    clock, waits = FrozenClock(), []
+
+    def busy(self: Vault, body: Any, *, audited: bool = True, wait_ms: int | None = None) -> None:
+        wait_ms = self.store_wait_ms if wait_ms is None else wait_ms
+        waits.append(wait_ms)
+        clock.advance(wait_ms / 1_000)
+        raise StoreBusyError("Locked: try again.")
+
+    with sqlite_desk.open(policy=policy_of(view_wait_ms_max=700, store_wait_ms_max=9_000), clock=clock) as archive:
+        session = archive.session("case", owner)
+        monkeypatch.setattr(Vault, "transact", busy)
+        session._records.suspend("integrity")
+        assert waits == [700, 700]
+        talk.tool(LONG)
+        session.view(talk.messages)
+        assert waits[2:] == [700, 100, 100]
