@@ -114,8 +114,10 @@ class Records:
         self.suspended_until_ms = 0
         self._unwritten: str | None = None
         self._shredded: str | None = None
-        self._view_ends_ms: int | None = None
-        """When the view that is made has waited long enough for the store; ``None`` while none is made."""
+        self._view = threading.Lock()
+        """Held while a view is made, by whoever holds :attr:`lock`."""
+        self._view_ends_ms = 0
+        """When that view has waited long enough for the store."""
 
     @contextmanager
     def viewing(self) -> Iterator[None]:
@@ -124,15 +126,13 @@ class Records:
         Raises:
             MisuseError: one is made already, and waits for who asks for this one: the lock lets its own thread in.
         """
-        if self._view_ends_ms is not None:
+        if self._view.locked():
             raise MisuseError(
                 "A summariser, judge or rule cannot ask for a view of the session whose view waits for it."
             )
-        self._view_ends_ms = self.clock.monotonic_ms() + self.limits.view_wait_ms_max
-        try:
+        with self._view:
+            self._view_ends_ms = self.clock.monotonic_ms() + self.limits.view_wait_ms_max
             yield
-        finally:
-            self._view_ends_ms = None
 
     @property
     def wait_ms(self) -> int:
@@ -141,7 +141,7 @@ class Records:
         As long as a write may wait; while a view is made, no longer than what is left of its time. A store that
         answers is waited for a moment at least: a commit with much to seal is not refused because of a short lock.
         """
-        if self._view_ends_ms is None:
+        if not self._view.locked():
             return self.vault.store_wait_ms
         least_ms = 1 if self.failures else min(RECORD_WAIT_MS, self.limits.view_wait_ms_max)
         left_ms = max(self._view_ends_ms - self.clock.monotonic_ms(), least_ms)

@@ -91,10 +91,13 @@ class Restoring:
 
     Args:
         vault: the org's keys, store and log.
+        failure_wait_ms: bound on waiting for a lock where a failure is logged, in milliseconds; as long as a write
+            may wait by default.
     """
 
-    def __init__(self, vault: Vault) -> None:
+    def __init__(self, vault: Vault, *, failure_wait_ms: int | None = None) -> None:
         self._vault = vault
+        self._failure_wait_ms = failure_wait_ms
 
     def close_part(self, keys: ScopeKeys, number: int, selector: Selector) -> bytes | None:
         """What a copy of a part was cut by, sealed, because a pattern is evidence text; ``None`` for the whole."""
@@ -422,10 +425,10 @@ class Restoring:
                 self._suspended(writer, session_id, why)
 
         try:
-            self._vault.transact(audited)
+            self._vault.transact(audited, wait_ms=self._failure_wait_ms)
         except EvidenceArchiveError:  # perhaps it is the log that is broken; the suspension counts all the same
             with suppress(EvidenceArchiveError):
-                self._vault.transact(unaudited, audited=False)
+                self._vault.transact(unaudited, audited=False, wait_ms=self._failure_wait_ms)
         event = "evidence_archive.suspended" if suspending else "evidence_archive.failed"
         self._vault.log.error(event, session=session_id, result=format_result_id(number), why=why)
 

@@ -97,13 +97,13 @@ class Searching:
         exact: list[Hit] = []
         loose: list[Hit] = []
         searched = left_out = absent = used_bytes = 0
-        lowest = 0
+        lowest, is_cut = 0, False
         restoring = Restoring(self._records.vault)
         for row in self._candidates(below):
             if row.size_bytes > BYTES_MAX:  # for any search
                 left_out += 1
                 continue
-            is_full = searched >= ORIGINALS_MAX or len(exact) >= HITS_MAX
+            is_full = searched + absent >= ORIGINALS_MAX or len(exact) >= HITS_MAX
             if lowest or is_full or used_bytes + row.size_bytes > BYTES_MAX:
                 left_out += 1
                 lowest = lowest or row.number + 1  # further searches begin with this one
@@ -120,14 +120,17 @@ class Searching:
             used_bytes += row.size_bytes
             text = self._records.dialect.plain_text(content)
             for hit, is_exact in _hits(row, text or "", whole, words):
-                (exact if is_exact else loose).append(hit)
+                if hit is None:
+                    is_cut = True
+                else:
+                    (exact if is_exact else loose).append(hit)
         hits = [*exact, *loose]
         result = SearchResult(
             tuple(hits[:HITS_MAX]),
             searched,
             left_out,
             format_result_id(lowest) if lowest else None,
-            len(hits) > HITS_MAX,
+            is_cut or len(hits) > HITS_MAX,
             absent,
         )
         self._logged(query, result, None if also is None else also(result))
@@ -175,7 +178,8 @@ class Searching:
         records.log.info("evidence_archive.searched", hits=len(result.hits), searched=result.searched)
 
 
-def _hits(row: ResultRow, text: str, whole: str, words: Sequence[str]) -> Iterator[tuple[Hit, bool]]:
+def _hits(row: ResultRow, text: str, whole: str, words: Sequence[str]) -> Iterator[tuple[Hit | None, bool]]:
+    """The first lines of each kind, and whether each holds the whole query; ``None`` for one more of a kind."""
     counts = {True: 0, False: 0}
     for number, line in enumerate(text.split("\n"), 1):  # as lines are numbered in a restore
         folded = line.casefold()
@@ -183,14 +187,13 @@ def _hits(row: ResultRow, text: str, whole: str, words: Sequence[str]) -> Iterat
         if is_exact or all(word in folded for word in words):
             counts[is_exact] += 1
             if counts[is_exact] > HITS_OF_ONE_MAX:
+                yield None, is_exact
+                if is_exact:
+                    return
                 continue  # lines with words only must not keep one with the whole query from being found
             at = _place(line, folded, folded.find(whole if is_exact else words[0]))
-            yield (
-                Hit(format_result_id(row.number), number, _excerpt(line.rstrip("\r"), at), text_of(row.tool_name)),
-                is_exact,
-            )
-            if counts[True] == HITS_OF_ONE_MAX:
-                return
+            excerpt = _excerpt(line.rstrip("\r"), at)
+            yield Hit(format_result_id(row.number), number, excerpt, text_of(row.tool_name)), is_exact
 
 
 def _place(line: str, folded: str, at: int) -> int:

@@ -296,7 +296,7 @@ class Tracing:
             places = timeline.by_index.get(at, ())
             if not places and dialect.role(message) == "tool":
                 name = message.get("name")
-                yield Facts((name if isinstance(name, str) else "",))
+                yield Facts((name,)) if isinstance(name, str) else None
             for place in places if len(numbered[at] - {NO_RECORD}) < len(places) else ():
                 content = place.content
                 size_chars = dialect.size_chars(content) if isinstance(content, str | list) else 0

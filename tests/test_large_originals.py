@@ -25,6 +25,7 @@ from evidence_archive import (
     NotAvailableError,
     Principal,
     SealBrokenError,
+    searching,
 )
 from evidence_archive.envelopes import INTENT_SECONDS, Envelopes
 from evidence_archive.errors import (
@@ -420,6 +421,18 @@ def test_one_object_that_is_not_there_stops_no_search_and_no_reconciliation_of_t
     assert bench.session.search("a small result").absent == 0
     assert ledger.reconcile().agrees
     assert ledger.close().facts == ("f1", "f2")
+
+
+def test_a_search_looks_for_no_more_originals_than_it_may_where_objects_are_gone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at in range(3):
+        bench.session.ledger.store(f"log/{at}", f"{at}{LARGE}")
+    kept = [one.result_id for one in bench.session.ledger.books().artifacts.values()]
+    bench.objects.held = {}
+    monkeypatch.setattr(searching, "ORIGINALS_MAX", 2)
+    found = bench.session.search("timed out")
+    assert (found.searched, found.absent, found.left_out, found.before) == (0, 2, 1, kept[1])
 
 
 def test_a_product_whose_object_is_gone_is_kept_anew_when_it_is_cited_again(bench: Bench) -> None:

@@ -452,3 +452,29 @@ def test_a_suspension_that_is_not_written_yet_is_tried_within_the_time_of_a_view
         talk.tool(LONG)
         session.view(talk.messages)
         assert waits[2:] == [700, 100, 100]
+
+
+def test_a_rule_whose_product_meets_a_changed_original_keeps_a_view_no_longer_than_it_may_wait(
+    desk: Desk, owner: Principal, talk: Conversation, monkeypatch: pytest.MonkeyPatch
+):
+    waits: list[int] = []
+    transact = Vault.transact
+
+    def noted(self: Vault, body: Any, *, audited: bool = True, wait_ms: int | None = None) -> Any:
+        waits.append(self.store_wait_ms if wait_ms is None else wait_ms)
+        return transact(self, body, audited=audited, wait_ms=wait_ms)
+
+    def rule(call: Any, result: Any) -> Finding:
+        return Finding(f"{call.id} is done", Outcome("a rule", "it looked"), "out", b"a product")
+
+    with desk.open(policy=policy_of(view_wait_ms_max=700, store_wait_ms_max=9_000)) as archive:
+        session = archive.session("case", owner, rules=[rule])
+        talk.tool("one")
+        session.view(talk.messages)
+        desk.execute("UPDATE originals SET envelope = x'00'")
+        talk.tool("two")
+        monkeypatch.setattr(Vault, "transact", noted)
+        session.view(talk.messages)
+        assert session.stats().suspended == "integrity"
+    assert len(waits) > 1
+    assert max(waits) <= 700

@@ -203,8 +203,7 @@ def test_a_search_that_found_more_than_it_tells_says_so(sqlite_desk: Desk, owner
         loose = session.search("needle a")  # no line has it as it stands: all of them are looked through
         assert (len(loose.hits), loose.searched, loose.before, loose.is_cut) == (20, 8, None, True)
         exact = session.search("a needle")
-        assert (len(exact.hits), exact.searched, exact.before, exact.is_cut) == (20, 4, "r5", False)
-        assert session.search("number 3").is_cut is False
+        assert (len(exact.hits), exact.searched, exact.before, exact.is_cut) == (20, 4, "r5", True)
         answer = talk.ours(session, "search_evidence", json.dumps({"query": "needle a", "before": None}))["content"]
         assert answer.startswith("[search | the first of more hits, 20 hits in ")
 
@@ -217,6 +216,21 @@ def one(archive: Archive, owner: Principal, *texts: str) -> Any:
     session.view(talk.messages)
     session.archive([(info.id, "a note") for info in session.results()])
     return session
+
+
+@pytest.mark.parametrize("query", ["a needle", "needle a"], ids=["the query", "its words"])
+def test_a_search_that_tells_the_first_lines_of_an_original_alone_says_so(
+    sqlite_desk: Desk, owner: Principal, query: str
+):
+    for lines, is_cut in ((5, False), (6, True)):
+        with opened(sqlite_desk) as archive:
+            session, talk = archive.session(f"case {lines}", owner), Conversation()
+            talk.tool("a needle\n" * lines + "hay\n" * 200)
+            talk.say()
+            session.view(talk.messages)
+            session.archive([("r1", "a note")])
+            found = session.search(query)
+            assert (len(found.hits), found.is_cut) == (5, is_cut)
 
 
 def test_lines_with_its_words_hide_no_line_with_the_whole_query(sqlite_desk: Desk, owner: Principal):

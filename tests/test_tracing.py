@@ -567,6 +567,15 @@ def test_a_tool_message_that_is_no_result_is_shown_under_the_rules_for_its_name_
             session.trace_request(1)
 
 
+def test_a_tool_message_that_names_neither_call_nor_tool_is_not_shown(sqlite_desk: Desk, talk: Conversation):
+    talk.messages.append({"role": "tool", "tool_call_id": 7, "content": "a made-up diagnosis"})
+    with opening(sqlite_desk, traced(KEEPS)) as archive:
+        session = archive.session("case", OWNER)
+        session.view(talk.messages)
+        with pytest.raises(NotAvailableError):
+            session.trace_request(1)
+
+
 @pytest.mark.parametrize("how", HOWS)
 def test_must_fail_control_a_trace_that_asks_of_records_alone_gives_it_out(
     flaky: Archive, desk: Desk, talk: Conversation, monkeypatch: pytest.MonkeyPatch, how: str

@@ -145,3 +145,13 @@ def test_no_fact_and_no_item_passes_for_another_one(end: str):
     ]
     text = changes([forged, forged], tokens=1, remind=False, count=len, budget_tokens=budget)
     assert [line[:11] for line in text.splitlines()[1:]] == ["> all is we"] * 2
+
+
+def test_changes_that_do_not_fit_are_counted() -> None:
+    lines = [f"f{at} is new: a finding of the task" for at in range(12)]
+    for budget in range(20, 700, 7):
+        text = changes(lines, tokens=1, remind=False, count=len, budget_tokens=budget)
+        shown = [line for line in text.splitlines() if "is new" in line]
+        assert len(text) <= budget
+        assert shown == [f"> {line}" for line in lines[12 - len(shown) :]]
+        assert (f"> ... and {12 - len(shown)} more before these" in text) == (0 < len(shown) < 12)

@@ -117,7 +117,7 @@ def test_as_long_as_it_fits_the_same_messages_stay(messages: list[Any], data: st
     [
         ([900, 10, 10, 10], "the system messages have 900"),
         ([10, 900, 10, 10], "user has 900"),
-        ([10, 10, 900, 10], "evidence that has to stay in view has 900"),
+        ([10, 10, 900, 10], "evidence that has to stay in view have 900"),
         ([10, 10, 10, 900], "newest turn has 900"),
     ],
 )
@@ -140,3 +140,12 @@ def test_a_list_of_any_length_is_cut_in_time_that_grows_with_it() -> None:
     found = fitted(messages, [100] * len(messages), 80_000, target_tokens=20_000)
     assert found.tokens <= 20_000
     assert found.pinned == (0,)
+
+
+def test_many_small_turns_that_have_to_stay_are_named_together() -> None:
+    messages = [{"role": role, "content": "x"} for role in ("system", "user", *["assistant"] * 9)]
+    with pytest.raises(
+        WindowTooSmallError, match="7 turns with evidence that has to stay in view have 140"
+    ) as refused:
+        fitted(messages, [10, 10, *[20] * 9], 100, staying=range(3, 10))
+    assert "protect less" in str(refused.value)

@@ -44,7 +44,7 @@ def fact_changes(before: Collection[str], now: Mapping[str, str]) -> list[str]:
 def changes(
     changed: Sequence[str], *, tokens: int, remind: bool, count: Callable[[str], int], budget_tokens: int
 ) -> str:
-    """The text, ``""`` where there is nothing to say; lines that do not fit are left out from the front.
+    """The text, ``""`` where there is nothing to say; lines that do not fit are left out from the front, and counted.
 
     Args:
         changed: from :func:`card_changes` and :func:`fact_changes`.
@@ -68,7 +68,9 @@ def changes(
             break
         quoted.append(entry)
     for fitting in range(len(quoted), -1, -1):
-        lines = [*reversed(quoted[:fitting]), *reminder]
+        left_out = len(changed) - fitting
+        more = [f"> ... and {left_out} more before these"] if fitting and left_out else []
+        lines = [*more, *reversed(quoted[:fitting]), *reminder]
         text = "\n".join([CHANGES_HEAD, *lines])
         if lines and count(text) <= budget_tokens:
             return text

@@ -107,20 +107,21 @@ def kept(
     shorter = next((nth for nth in range(begun + 1, len(places)) if sizes[nth] <= target), len(places) - 1)
     if sizes[shorter] <= budget_tokens:
         return found(shorter)
+    protected = [pieces.sizes[nth] for nth in pieces.holding(staying) if nth < len(places) - 1]
     parts = [
         (instructions, "the system messages have"),
         (0 if user is None or user >= places[-1] else tokens[user], "the newest message of the user has"),
         (pieces.tokens_behind(len(places) - 1), "the newest turn has"),
         (
-            max((pieces.sizes[nth] for nth in pieces.pinned_pieces if nth < len(places) - 1), default=0),
-            "a turn with evidence that has to stay in view has",
+            sum(protected),
+            f"{len(protected)} turn{'s' * (len(protected) > 1)} with evidence that has to stay in view have",
         ),
     ]
     size, part = max(parts, key=lambda one: one[0])
     raise WindowTooSmallError(
         f"The window has {budget_tokens} tokens for instructions and turns, and what has to be there has "
-        f"{sizes[-1]}: {part} {size}. Raise window_tokens_max, lower carried_share, or have the tool or the user say "
-        "less."
+        f"{sizes[-1]}: {part} {size}. Raise window_tokens_max, lower carried_share, protect less, or have the tool "
+        "or the user say less."
     )
 
 
@@ -131,10 +132,14 @@ class _Pieces:
         self._ends = [*places[1:], count]
         self._places = places
         self.sizes = [sum(tokens[first:end]) for first, end in zip(places, self._ends, strict=True)]
-        self.pinned_pieces = sorted({bisect_right(places, at) - 1 for at in staying})
+        self.pinned_pieces = self.holding(staying)
         self._behind = list(accumulate(reversed(self.sizes)))[::-1]
         pinned = set(self.pinned_pieces)
         self._pinned_before = [0, *accumulate(size if nth in pinned else 0 for nth, size in enumerate(self.sizes))]
+
+    def holding(self, indexes: Collection[int]) -> list[int]:
+        """The pieces that these messages are in; the ones before all pieces are in none."""
+        return sorted({bisect_right(self._places, at) - 1 for at in indexes if at >= self._places[0]})
 
     def tokens_behind(self, nth: int) -> int:
         """Of this piece and all behind it."""
