@@ -299,6 +299,7 @@ class AsyncLedger:
         *,
         key: bool = False,
         supersedes: str | None = None,
+        session: Sourced | None = None,
     ) -> Fact:
         """See :meth:`evidence_archive.ledger.keeping.Ledger.post`; the check runs in a thread.
 
@@ -306,7 +307,10 @@ class AsyncLedger:
             CheckFailedError, FormatError, NotAvailableError, BatchRejectedError, StoreError, KeyringError,
                 IntegrityError, MisuseError: as there.
         """
-        return await self._verbs.awaited(self._ledger.post, text, sources, check, key=key, supersedes=supersedes)
+        given = session._session if isinstance(session, AsyncSession) else session
+        return await self._verbs.awaited(
+            self._ledger.post, text, sources, check, key=key, supersedes=supersedes, session=given
+        )
 
     async def take_back(self, fact_id: str) -> Fact:
         """See :meth:`evidence_archive.ledger.keeping.Ledger.take_back`.

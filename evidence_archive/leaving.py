@@ -146,7 +146,7 @@ class Leaving:
         line = _tools_line(told.tools)
         try:
             card = self._carding.card_seen()
-            entries, facts = self._ledger.established()
+            entries, facts = self._ledger._established()
             words = line[: records.limits.note_chars_max]
             kept_as = self._archiving.keep(Kept("span", "\n".join(lines), words, sensitivity)).targets[0].result_id
             decisions = [item for item in card.items.values() if item.kind == "decision"]

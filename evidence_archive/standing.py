@@ -195,7 +195,7 @@ class Standing:
         )
         self._fingerprint = content["print"]
         self.told_card = self._carding.card_at(content["card_version"])
-        self.told_facts = frozenset(fact.id for fact in self._ledger.established(content["entries"])[1])
+        self.told_facts = frozenset(fact.id for fact in self._ledger._established(content["entries"])[1])
 
     def forget(self) -> None:
         """Tell nothing any more of what left: the session was shredded."""

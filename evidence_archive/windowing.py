@@ -257,7 +257,7 @@ class Windowing:
         policy, records = self._policy, self._records
         lines: list[str] = []
         try:
-            facts = {fact.id: fact.line for fact in self._ledger.established()[1]}
+            facts = {fact.id: fact.line for fact in self._ledger._established()[1]}
             lines = [
                 *fact_changes(self._standing.told_facts, facts),
                 *card_changes(self._standing.told_card, self._carding.card_seen()),

@@ -123,13 +123,15 @@ def test_reconcile_says_what_was_compared_and_ends_with_14_where_a_fact_does_not
     store.execute("UPDATE originals SET envelope = x'00'")
     code, out, err = run("reconcile", "--shared", "ward-3")
     assert (code, err) == (14, "")
-    assert "f1    key  artifact:report.md#L1 does not open: stored bytes were changed." in out
+    assert "f1    key  r1 artifact:report.md#L1 does not open: stored bytes were changed." in out
     assert "1 fact read again, 0 facts looked up: 1 does not agree." in out
     code, out, err = run("reconcile", "--shared", "ward-3", "--json")
     assert (code, json.loads(out)["agrees"], err) == (14, False, "")
     code, out, err = run("close", "--shared", "ward-3")
     assert (code, out) == (14, "")
     assert err.startswith("Error: The books do not close: 1 key fact does not agree, f1 first.")
+    assert "does not agree" in run("show", "--shared", "ward-3")[1]
+    assert "does not agree" not in run("show", "case-4711")[1]
 
 
 def test_close_settles_what_agrees(run: Run):
@@ -208,7 +210,8 @@ def test_looking_makes_no_session_and_no_ledger_and_opens_those_of_others_to_rol
 def test_neither_or_both_of_a_session_and_a_shared_ledger_is_a_mistake(run: Run, words: list[str]):
     code, out, err = run(*words)
     assert (code, out) == (2, "")
-    assert "Name a session, or a shared ledger with --shared, and not both." in err
+    both = ", and not both" if "--shared" in words else ""
+    assert f"Name a session, or a shared ledger with --shared{both}." in err
 
 
 def test_without_the_policy_it_was_used_under_nothing_is_guessed(run: Run):

@@ -5,6 +5,7 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -445,6 +446,34 @@ def test_the_shred_of_an_original_names_what_else_holds_the_same_content(desk: D
         assert {one.same_content for one in custody.shreds()} == {()}
 
 
+def test_a_pointer_to_what_was_in_view_names_the_original_that_can_be_restored(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        fact = posted(session, "the price", "r2#/items/1/price", check=number_is(24.87))
+        kept_as = fact.sources[0].result_id
+        assert session.ledger.close().facts == ("f1",)
+    with opened(desk) as archive:  # and the conversation is gone
+        assert archive.session("case", owner).ledger.opening() == [f"f1: the price [{kept_as} r2#/items/1/price]"]
+        assert archive.restore("case", kept_as, principal=owner).content == DATA
+        with pytest.raises(NotAvailableError):
+            archive.restore("case", "r2", principal=owner)
+
+
+@pytest.mark.parametrize("key", [False, True], ids=["looked up", "read again"])
+def test_a_fact_whose_original_was_shredded_is_told_as_that_and_handed_on_no_more(
+    desk: Desk, owner: Principal, key: bool
+):
+    with opened(desk) as archive:
+        session = filled(archive, owner)
+        posted(session, key=key)
+        session.ledger.close()
+        archive.custody(KEEPER).shred(session_id="case", result_id="r1")
+        assert [one.why for one in session.ledger.reconcile().disagreements] == ["r1#L40 was shredded."]
+        assert session.ledger.opening() == []
+        assert session.ledger._established()[1] == []
+        assert [fact.id for fact in session.ledger.books().current()] == ["f1"]
+
+
 def test_products_save_no_tokens_of_a_context(desk: Desk, owner: Principal):
     with opened(desk) as archive:
         session = filled(archive, owner)
@@ -576,6 +605,21 @@ def test_4_an_original_that_was_changed_is_reported_by_the_next_reconcile(desk: 
             session.ledger.close()
 
 
+@pytest.mark.parametrize("sources", [(), None, "r1", "made up"])
+def test_a_claim_that_was_made_up_is_refused_before_a_check_gets_anything(
+    desk: Desk, owner: Principal, talk: Conversation, sources: Any
+):
+    with desk.open() as archive:
+        session = archive.session("case", owner)
+        talk.tool("what was found")
+        session.view(talk.messages)
+        claim = session.ledger.claim("it was found", ["r1#B0-3"])
+        given = (replace(claim.sources[0], reference="r1"),) if sources == "made up" else sources
+        with pytest.raises(FormatError, match="not one of this ledger"):
+            session.ledger.verify(replace(claim, sources=given), quotes("what"))
+        assert "evidence.checked" not in [entry.event for entry in archive.audit(principal=owner).entries]
+
+
 def test_an_original_whose_record_was_changed_is_not_cited_anew_and_suspends_the_session(
     desk: Desk, owner: Principal, talk: Conversation
 ):
@@ -699,7 +743,7 @@ def test_a_shredded_source_is_told_and_its_fact_does_not_enter_the_next_balance(
         posted(session, "the price", "r2#/items/1/price", check=number_is(24.87))
         archive.custody(KEEPER).shred(session_id="case", result_id="r1")
         report = session.ledger.reconcile()
-        assert [(one.fact_id, "not there any more" in one.why) for one in report.disagreements] == [("f1", True)]
+        assert [(one.fact_id, "was shredded" in one.why) for one in report.disagreements] == [("f1", True)]
         assert session.ledger.close().facts == ("f2",)
 
 

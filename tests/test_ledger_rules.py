@@ -53,6 +53,7 @@ def wrote(talk: Conversation, path: Any, content: Any = TEXT, result: str = "ok"
         {"root": "a\0b"},
         {"root": "\ud800"},
         {"tool": 1},
+        {"tool": " "},
         {"path": ["x"]},
         {"content": []},
         {"named_below": None},
@@ -521,6 +522,22 @@ def test_a_file_that_is_not_what_was_written_or_not_in_the_folder_is_no_fact(
         (why,) = looked_at(session)["r1"]
         assert why.startswith("written_file: ")
         assert not any(row.own == "artifact" for row in session._records.rows.values())
+
+
+def test_a_rule_that_misuses_another_archive_breaks_no_view(sqlite_desk: Desk, owner: Principal, tmp_path: Path):
+    elsewhere = opened(sqlite_desk)
+    theirs = elsewhere.session("another case", owner)
+    elsewhere.close()
+
+    def rule(call: ToolCall, result: Any) -> Finding | None:
+        theirs.view([])
+        return None
+
+    with opened(sqlite_desk) as archive:
+        session, talk = archive.session("case", owner, rules=[rule]), Conversation()
+        wrote(talk, "a")
+        assert session.view(talk.messages) == talk.messages
+        assert looked_at(session) == {"r1": ("A rule failed with MisuseError.",)}
 
 
 def test_must_fail_control_a_rule_that_opens_what_is_named_leaves_the_folder(root: Path):

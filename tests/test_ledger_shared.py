@@ -113,13 +113,15 @@ def test_what_a_session_holds_is_kept_as_an_original_of_the_ledger(desk: Desk, o
         assert claim.sources[0].sha256 == sha256(said.encode()).hexdigest()
         fact = ledger.verify(claim, quotes("120"), key=True)
         ledger.claim("once more", [source], session=session)
+        again = ledger.post("and at once", [source], quotes("120"), session=session)
+        assert again.sources == fact.sources
         assert len(ledger._records.rows) == 1, "it is there already"
         archive.custody(KEEPER).shred(session_id="case")
     with opened(desk) as archive:
         theirs = archive.ledger("ward-3", OTHER)
         assert theirs.audit(fact.id)[0].part == said.encode()
-        assert theirs.close().facts == ("f1",)
-        assert theirs.post("seen by both", ["r1#L41"], quotes("41")).claim_id == "c3"
+        assert theirs.close().facts == ("f1", "f2")
+        assert theirs.post("seen by both", ["r1#L41"], quotes("41")).claim_id == "c4"
         with pytest.raises(NotAvailableError):
             theirs.claim("of no session", ["r2"])
 

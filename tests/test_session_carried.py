@@ -50,12 +50,12 @@ def test_facts_are_told_at_the_end_until_a_commit_and_in_front_after_it_in_any_p
         posted(session, "the cache is slow", key=True)
         old = posted(session, "the disk is full")
         view = session.view(talk.messages)
-        assert "> f1: the cache is slow [r1]" in said(view[-1:], "[since")
+        assert "> f1: the cache is slow [r3 r1]" in said(view[-1:], "[since")
         assert said(view, "[carried over") == ""
         long(session, talk, 60)
         posted(session, "the disk is half full", supersedes=old.id)
         view = session.view(talk.messages)
-        assert "Established facts:\n> f1: the cache is slow [r1]\n> f2: the disk is full" in said(
+        assert "Established facts:\n> f1: the cache is slow [r3 r1]\n> f2: the disk is full" in said(
             view, "[carried over"
         )
         told = said(view[-1:], "[since")

@@ -186,3 +186,15 @@ def test_what_the_model_may_not_restore_it_may_not_claim_on(desk: Desk, owner: P
         session.label("r1", sensitivity="psychiatry")
         assert claimed(talk, session, "x", ["r1#L1"]).startswith("[nothing was claimed | A source is unknown")
         assert not session.ledger.books().claims
+
+
+def test_a_fact_that_did_not_agree_is_listed_no_more(desk: Desk, owner: Principal):
+    with opened(desk) as archive:
+        session, talk = viewed(archive, owner)
+        session.archive([("r1", "a note")])
+        for at in (3, 4):
+            session.ledger.post(f"finding {at}", [f"r1#L{at}"], quotes("ms"))
+        assert len([line for line in listed(talk, session) if line.startswith("f")]) == 2
+        archive.custody(KEEPER).shred(session_id="case", result_id="r1")
+        assert not session.ledger.reconcile().agrees
+        assert listed(talk, session) == ["[facts | 0 of 0 that hold; verified by the host, quoted]"]

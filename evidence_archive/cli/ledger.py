@@ -1,7 +1,7 @@
 """``evidence-archive ledger``: facts with their originals, of a session or shared, for people and scripts."""
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,7 +68,7 @@ def _show(*, session: _Session = None, shared: _Shared = None, access: Access, a
         return
     current, verified = books.current(), {fact.claim_id for fact in books.facts.values()}
     claims = [one for one in books.claims.values() if one.id not in verified]
-    _table_of_facts("facts that hold", current)
+    _table_of_facts("facts that hold", current, books.disagreeing)
     _table("claims", ("id", "by", "claim", "stands in"), ((one.id, one.by, one.text, _of(one)) for one in claims))
     artifacts = ((one.name, one.result_id, one.size_bytes, one.sha256) for one in books.artifacts.values())
     _table("artifacts", ("name", "original", "bytes", "sha256"), artifacts)
@@ -187,12 +187,13 @@ def _audit(
 # --- pieces -------------------------------------------------------------------------------------------------------
 
 
-def _table_of_facts(title: str, facts: "list[Fact]") -> None:
+def _table_of_facts(title: str, facts: "list[Fact]", disagreeing: Collection[str] = ()) -> None:
     rows = [
         (
             one.id,
             "key" if one.is_key else None,
             one.superseded_by,
+            "does not agree" if one.id in disagreeing else None,
             one.text,
             _of(one),
             one.outcome.check,
@@ -200,7 +201,7 @@ def _table_of_facts(title: str, facts: "list[Fact]") -> None:
         )
         for one in facts
     ]
-    _table(title, ("id", "key", "superseded by", "fact", "stands in", "check", "posted"), rows)
+    _table(title, ("id", "key", "superseded by", "sources", "fact", "stands in", "check", "posted"), rows)
 
 
 def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -214,7 +215,7 @@ def _disagreeing(count: int) -> str:
 
 
 def _of(one: "Fact | Claim") -> str:
-    return ", ".join(source.reference for source in one.sources)
+    return ", ".join(source.pointer for source in one.sources)
 
 
 def _messages(first: int, last: int) -> str | None:

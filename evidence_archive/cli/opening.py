@@ -142,7 +142,8 @@ class Access:
                 _row(vault, f"{LEDGER}{shared}")
                 yield archive.ledger(shared, self.principal)
         else:
-            raise typer.BadParameter("Name a session, or a shared ledger with --shared, and not both.")
+            also = "" if session_id is None else ", and not both"
+            raise typer.BadParameter(f"Name a session, or a shared ledger with --shared{also}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class Claiming:
             return self._ledger._claimed(text, references, "model", call=call_id.hex())
 
     def facts(self, query: object = None) -> FactsFound:
-        """Facts that hold, and hold all words of a query in their texts or pointers, whatever their case.
+        """Facts that hold and agreed with their sources, with all words of a query in their texts or pointers.
 
         Args:
             query: at most 500 characters in one line; ``None`` or blank for all of them.
@@ -69,13 +69,12 @@ class Claiming:
         """
         if query is not None and (not isinstance(query, str) or len(query) > QUERY_CHARS_MAX or "\n" in query):
             raise FormatError(f"A query is one line of at most {QUERY_CHARS_MAX} characters, or null.")
-        held = self._ledger.books().current()
+        held = self._ledger.books().established()
         words = (query or "").casefold().split()
         found = [fact for fact in held if all(word in _words(fact) for word in words)]
-        found.sort(key=lambda fact: (not fact.is_key, -int(fact.id[1:])))
         return FactsFound(tuple(found[:FACTS_MAX]), len(found), len(held))
 
 
 def _words(fact: Fact) -> str:
-    pointers: Sequence[str] = [one.reference for one in fact.sources]
+    pointers: Sequence[str] = [one.pointer for one in fact.sources]
     return "\n".join((fact.id, fact.text, *pointers)).casefold()

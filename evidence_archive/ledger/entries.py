@@ -38,8 +38,12 @@ class Source:
 
     @property
     def pointer(self) -> str:
-        """The reference, behind the id of the original where it names an artifact: that is what can be restored."""
-        return f"{self.result_id} {self.reference}" if self.reference.startswith("artifact:") else self.reference
+        """The reference, behind the id of the original where it names another one: that is what can be restored.
+
+        So of an artifact, and of a result that was still in view when it was cited.
+        """
+        named = self.reference.partition("#")[0] == self.result_id
+        return self.reference if named else f"{self.result_id} {self.reference}"
 
 
 @dataclass(frozen=True, slots=True)

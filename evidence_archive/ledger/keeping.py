@@ -24,6 +24,7 @@ from evidence_archive.ledger.checks import Check
 from evidence_archive.ledger.entries import Artifact, Claim, Fact, Outcome, Period, Source, added_up
 from evidence_archive.ledger.sources import (
     BROKEN,
+    GONE,
     NOT_AT_HAND,
     NOT_THERE,
     UNREAD,
@@ -289,14 +290,14 @@ class Ledger:
             raise FormatError("What is verified is a claim, as claim() returned it; books().claims has all of them.")
         _refuse_unfit(check, key, supersedes)
         with self._at_hand():
+            if not isinstance(claim.id, str) or self._all().claims.get(claim.id) != claim:
+                raise FormatError("This claim is not one of this ledger.")
             cited = [self._sources.opened(source) for source in claim.sources]
             if [one.source for one in cited] != list(claim.sources):
                 raise CheckFailedError("A source is not what it was when the claim was made; claim it again.")
             outcome = self._passed(check, cited)
 
             def made(books: entries.Books) -> list[dict[str, Any]]:
-                if books.claims.get(claim.id) != claim:
-                    raise FormatError("This claim is not one of this ledger.")
                 return [fact_entry(books, claim, outcome, key=key, supersedes=supersedes)]
 
             facts = self._post(made).facts
@@ -310,11 +311,12 @@ class Ledger:
         *,
         key: bool = False,
         supersedes: str | None = None,
+        session: Sourced | None = None,
     ) -> Fact:
         """Claim and verify at once: where the check does not pass, not even a claim is put down.
 
         Args:
-            text, sources: as for :meth:`claim`.
+            text, sources, session: as for :meth:`claim`.
             check, key, supersedes: as for :meth:`verify`.
 
         Raises:
@@ -323,8 +325,9 @@ class Ledger:
         """
         references = references_of(text, sources)
         _refuse_unfit(check, key, supersedes)
+        lent = self._lent(session, references)
         with self._at_hand():
-            resolved = self._resolved(references)
+            resolved = self._resolved(references, lent)
             outcome, cited = self._passed(check, resolved), tuple(one.source for one in resolved)
 
             def made(books: entries.Books) -> list[dict[str, Any]]:
@@ -392,21 +395,26 @@ class Ledger:
 
     def _disagrees(self, fact: Fact) -> str | None:
         """Why the cited parts, read again, are not what was cited."""
-        for source in fact.sources:
-            try:
-                if self._sources.opened(source).source != source:
-                    return f"{source.reference} no longer says what was cited."
-            except NotAvailableError:
-                # It may be there, and not for who asks: then nothing is known of the fact, and nothing noted.
-                is_there = source.result_id not in self._sources.unfit([source.result_id])
-                return f"{source.reference} {UNREAD if is_there else NOT_THERE}"
-            except (ShreddedError, FormatError):
-                return f"{source.reference} {NOT_THERE}"
-            except ObjectNotFoundError:
-                return f"{source.reference} {NOT_AT_HAND}"
-            except IntegrityError:
-                return f"{source.reference} {BROKEN}"
-        return None
+        wrong = ((source.pointer, self._wrong(source)) for source in fact.sources)
+        return next((f"{pointer} {why}" for pointer, why in wrong if why is not None), None)
+
+    def _wrong(self, source: Source) -> str | None:
+        """What is wrong with a source, read again."""
+        why: str | None
+        try:
+            why = None if self._sources.opened(source).source == source else "no longer says what was cited."
+        except NotAvailableError:
+            # It may be there, and not for who asks: then nothing is known of the fact, and nothing noted.
+            why = UNREAD if source.result_id not in self._sources.unfit([source.result_id]) else NOT_THERE
+        except ShreddedError:
+            why = GONE
+        except FormatError:
+            why = NOT_THERE
+        except ObjectNotFoundError:
+            why = NOT_AT_HAND
+        except IntegrityError:
+            why = BROKEN
+        return why
 
     def close(self, *, window_from: int | None = None, window_to: int | None = None) -> Period:
         """Settle what holds, at a milestone; the period continues the last one.
@@ -460,6 +468,8 @@ class Ledger:
     def opening(self, period_id: str | Period | None = None, budget_tokens: int | None = OPENING_TOKENS) -> list[str]:
         """The opening balance after a period: a line for each fact with its pointers, key facts first, newest first.
 
+        Facts that a reconciliation found not to agree since are left out.
+
         Args:
             period_id: after which period, by its id or itself; the last one by default.
             budget_tokens: bound on all lines together; what does not fit is counted in a last line. ``None``: all.
@@ -479,7 +489,9 @@ class Ledger:
             period = books.periods.get(named) if isinstance(named, str) else None
             if period is None:
                 raise FormatError("There is no such period.")
-            lines = [fact.line for fact in entries.in_balance(books.facts[one] for one in period.facts)]
+            # What was found not to agree since is not handed on as if it did.
+            settled = [books.facts[one] for one in period.facts if one not in books.disagreeing]
+            lines = [fact.line for fact in entries.in_balance(settled)]
             return lines if budget_tokens is None else self._within(lines, budget_tokens)
 
     def _within(self, lines: Sequence[str], budget_tokens: int) -> list[str]:
@@ -531,7 +543,7 @@ class Ledger:
             )
         return outcome
 
-    def established(self, entries_max: int | None = None) -> tuple[int, list[Fact]]:
+    def _established(self, entries_max: int | None = None) -> tuple[int, list[Fact]]:
         """The number of entries, and the facts that hold and agreed with their sources, as a balance orders them.
 
         As the session's newest row counts them, for a view that holds the records' lock: nothing is refreshed.
@@ -712,7 +724,7 @@ def _and_more(count: int) -> str:
 
 
 def _first_unfit(fact: Fact, unfit: Mapping[str, str]) -> str | None:
-    return next((f"{one.reference} {unfit[one.result_id]}" for one in fact.sources if one.result_id in unfit), None)
+    return next((f"{one.pointer} {unfit[one.result_id]}" for one in fact.sources if one.result_id in unfit), None)
 
 
 def _plain(sources: Iterable[Source]) -> list[dict[str, str]]:

@@ -88,11 +88,10 @@ class Observing:
                 finding = rule(call, self._records.original(place))
                 if finding is not None:
                     found.append(_checked(finding))
-            except MisuseError:
-                raise
             except CheckFailedError as error:
                 wrong.append(str(error)[: entries.TEXT_CHARS_MAX])
             except Exception as error:  # whatever a rule of the host raises, the view goes on
+                self._records.vault.usable()  # unless it has closed the archive
                 wrong.append(f"A rule failed with {type(error).__name__}.")
         if found and len(self._records.facts(self._records.rows[number], place, None).tools) > 1:
             found.clear()

@@ -116,6 +116,8 @@ def written_file(
     """
     if not all(isinstance(one, str) for one in (tool, path, "" if content is None else content, named_below)):
         raise FormatError("The tool, its arguments that hold path and content, and named_below are texts.")
+    if not tool.strip():
+        raise FormatError("Name the tool that writes the files.")
     if not is_path(root):
         raise FormatError("Name the folder the tool writes in: a path, as text or as a Path.")
     folder = Path(os.path.abspath(root))

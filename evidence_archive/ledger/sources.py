@@ -21,12 +21,25 @@ from evidence_archive.ports import ResultRow
 from evidence_archive.records import Records
 from evidence_archive.references import Reference, parse_reference
 from evidence_archive.restoring import Found, Restoring
+from evidence_archive.vault import SHREDDED
 
-__all__ = ["BROKEN", "NOT_AT_HAND", "NOT_THERE", "UNREAD", "Lent", "Opened", "Sources", "bytes_of", "content_of"]
+__all__ = [
+    "BROKEN",
+    "GONE",
+    "NOT_AT_HAND",
+    "NOT_THERE",
+    "UNREAD",
+    "Lent",
+    "Opened",
+    "Sources",
+    "bytes_of",
+    "content_of",
+]
 
 _SEVERAL = "This result is known under several tools or kinds: it cannot be kept under all their rules."
 
 NOT_THERE = "is not there any more."
+GONE = "was shredded."
 BROKEN = "does not open: stored bytes were changed."
 NOT_AT_HAND = "is not at hand: an object of it is not in this object store."
 UNREAD = "may not be read by you: somebody who may has to reconcile."
@@ -165,7 +178,9 @@ class Sources:
 
     def _opens(self, number: int) -> bool:
         """Whether an original of this session is at hand and whole."""
-        records, restoring = self._records, Restoring(self._records.vault)
+        records = self._records
+        # A view may wait for this, and a failure is tried to be logged twice.
+        restoring = Restoring(records.vault, failure_wait_ms=max(records.wait_ms // 2, 1))
         try:
             with records.vault.store.reading(records.wait_ms) as reader:
                 there = reader.find(records.id, number)
@@ -234,7 +249,8 @@ class Sources:
                 try:
                     there = reader.find(records.id, int(result_id[1:]))
                     if there is None or there[2].state != "archived":
-                        found[result_id] = NOT_THERE
+                        is_gone = there is not None and there[2].state == SHREDDED
+                        found[result_id] = GONE if is_gone else NOT_THERE
                 except IntegrityError:
                     found[result_id] = BROKEN
         return found

@@ -1724,7 +1724,7 @@ _BOOKS = (
     Mutation(
         "ledger: a claim of another ledger becomes a fact",
         "ledger/keeping.py",
-        "if books.claims.get(claim.id) != claim:",
+        "if not isinstance(claim.id, str) or self._all().claims.get(claim.id) != claim:",
         "if False:",
         "tests/test_ledger.py::test_a_claim_of_another_session_is_no_claim_here[sqlite]",
     ),
