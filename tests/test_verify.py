@@ -398,7 +398,8 @@ def test_objects_that_were_changed_or_removed_or_not_given_are_found(desk: Desk)
     large = max((path for path in (desk.folder / "objects").rglob("*.00000")), key=lambda path: path.stat().st_size)
     data = large.read_bytes()
     codes = {}
-    for what, changed in {"object_changed": data[:-1] + b"\0", "cut": data[:-1], "object_missing": None}.items():
+    damage = {"object_changed": data[:-1] + bytes([data[-1] ^ 1]), "cut": data[:-1], "object_missing": None}
+    for what, changed in damage.items():
         large.unlink()
         if changed is not None:
             large.write_bytes(changed)
