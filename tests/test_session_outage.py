@@ -1,7 +1,8 @@
 """When the store is away or was changed: originals stay in view, nothing is lost, nothing is claimed."""
 
 import sqlite3
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -372,16 +373,25 @@ def test_a_session_whose_row_was_removed_shows_originals_and_archives_nothing(de
 # --- how long a view waits --------------------------------------------------------------------------------------
 
 
-def waits_of_a_view(desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How long each lock may be waited for, in milliseconds, while a view archives, posts, and lets turns leave."""
-    text = "[window]\nwindow_tokens_max = 4000\narchive_tokens_min = 50\n"
-    policy = policy_of(text, view_wait_ms_max=300, store_wait_ms_max=9_000)
+@contextmanager
+def noting_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How long each lock may be waited for meanwhile, in milliseconds."""
     waits: list[int] = []
     transact = Vault.transact
 
     def noted(self: Vault, body: Any, *, audited: bool = True, wait_ms: int | None = None) -> Any:
         waits.append(self.store_wait_ms if wait_ms is None else wait_ms)
         return transact(self, body, audited=audited, wait_ms=wait_ms)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Vault, "transact", noted)
+        yield waits
+
+
+def waits_of_a_view(desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How long each lock may be waited for, in milliseconds, while a view archives, posts, and lets turns leave."""
+    text = "[window]\nwindow_tokens_max = 4000\narchive_tokens_min = 50\n"
+    policy = policy_of(text, view_wait_ms_max=300, store_wait_ms_max=9_000)
 
     def rule(call: Any, result: Any) -> Finding:
         return Finding(f"{call.id} is done", Outcome("a rule", "it looked"), f"out/{call.id}", b"a product")
@@ -392,9 +402,8 @@ def waits_of_a_view(desk: Desk, owner: Principal, monkeypatch: pytest.MonkeyPatc
         for at in range(12):
             talk.tool(f"page {at}: " + "nothing is the matter\n" * 60)
             talk.say(f"Turn {at}: I have read it. " * 40)
-        monkeypatch.setattr(Vault, "transact", noted)
-        session.view(talk.messages)
-        monkeypatch.setattr(Vault, "transact", transact)
+        with noting_waits(monkeypatch) as waits:
+            session.view(talk.messages)
         assert {"span", "artifact"} <= {row.own for row in session._records.rows.values()}
         assert session.stats().batches > 1
     return waits
@@ -457,13 +466,6 @@ def test_a_suspension_that_is_not_written_yet_is_tried_within_the_time_of_a_view
 def test_a_rule_whose_product_meets_a_changed_original_keeps_a_view_no_longer_than_it_may_wait(
     desk: Desk, owner: Principal, talk: Conversation, monkeypatch: pytest.MonkeyPatch
 ):
-    waits: list[int] = []
-    transact = Vault.transact
-
-    def noted(self: Vault, body: Any, *, audited: bool = True, wait_ms: int | None = None) -> Any:
-        waits.append(self.store_wait_ms if wait_ms is None else wait_ms)
-        return transact(self, body, audited=audited, wait_ms=wait_ms)
-
     def rule(call: Any, result: Any) -> Finding:
         return Finding(f"{call.id} is done", Outcome("a rule", "it looked"), "out", b"a product")
 
@@ -473,8 +475,8 @@ def test_a_rule_whose_product_meets_a_changed_original_keeps_a_view_no_longer_th
         session.view(talk.messages)
         desk.execute("UPDATE originals SET envelope = x'00'")
         talk.tool("two")
-        monkeypatch.setattr(Vault, "transact", noted)
-        session.view(talk.messages)
+        with noting_waits(monkeypatch) as waits:
+            session.view(talk.messages)
         assert session.stats().suspended == "integrity"
     assert len(waits) > 1
     assert max(waits) <= 700
